@@ -20,16 +20,21 @@ import torch
 
 from s1_mini.audio.container import check_format
 from s1_mini.config import EngineConfig
-from s1_mini.core.output_queue import AudioStream, Output, OutputQueue
-from s1_mini.exceptions import CapacityError, ConfigurationError, EngineNotReadyError, ParameterError, S1MiniError
+from s1_mini.core.output_queue import Output
+from s1_mini.exceptions import (
+    CapacityError,
+    ConfigurationError,
+    EngineNotReadyError,
+    ParameterError,
+    RequestTimeoutError,
+    S1MiniError,
+)
 from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
-from s1_mini.runtime.composition import Composition, Plan
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.process import claim_process, refuse_fork
-from s1_mini.runtime.recordings import in_thread, wait, wait_async
 from s1_mini.runtime.running import EngineRuntime, run, vram
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
@@ -223,9 +228,6 @@ class _Lifecycle:
         ]
         return families if running is None else [*families, *running.synthesizer.families()]
 
-    def _deadline(self) -> float:
-        return time.monotonic() + self.config.request_timeout_s
-
     def _ready(self) -> EngineRuntime:
         refuse_fork()
         running = self._running
@@ -314,9 +316,15 @@ class _Voices(_Lifecycle):
         Raises `RequestError` for an invalid reference, `EngineError`, or `CheckpointError` if the checkpoint's encoder
         is missing or invalid.
         """
-        deadline, reference = self._deadline(), Reference(reference_audio, reference_text)
-        encoding = await in_thread(partial(self._ready().encode, reference, client), Future.cancel)
-        await wait_async(encoding, deadline)
+        running, reference = self._ready(), Reference(reference_audio, reference_text)
+        encoding = running.recordings.submit(partial(running.references.encode, reference), client)
+        try:
+            async with asyncio.timeout(self.config.request_timeout_s) as limit:
+                await asyncio.wrap_future(encoding)
+        except TimeoutError:
+            if not limit.expired():  # the encoding itself raised this error
+                raise
+            raise RequestTimeoutError("the reference was not encoded in time") from None
 
     def delete_voice(self, name: str) -> None:
         """Delete an added voice, even if its file is broken; requests in progress keep it.
@@ -367,23 +375,33 @@ class ProductionTTSEngine(_Voices):
 
         `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
         """
-        return iter(self._speak(request, streams=streams))
+        return self.submit(request, streams=streams).accepted()
+
+    def submit(self, request: TTSRequest, *, streams: bool = True) -> Output:
+        """Accept a request and return its audio at once; iterate over it in a thread or on an event loop.
+
+        `streams` is that of `speak`. Raises `ParameterError` for an invalid option, and `EngineNotReadyError`; the
+        output raises all other errors of `stream`.
+        """
+        deadline = time.monotonic() + self.config.request_timeout_s
+        while True:
+            running = self._ready()
+            try:
+                return running.submit(request, deadline, streams=streams)
+            except EngineNotReadyError:
+                if self._running is running:  # otherwise `reload` has replaced `running`, so try again
+                    raise
 
     def stream_async(
         self, text: str | TextStream, *, flow: tuple[str, str] = ("", ""), **options: Unpack[SpeechOptions]
-    ) -> AudioStream:
+    ) -> Output:
         """Stream as `stream` does, without blocking the event loop.
 
-        The call raises `ParameterError` for an invalid option; the iterator raises all other errors. `flow` names a
+        Raises the errors of `submit`; the iterator raises all other errors. `flow` names a
         client and a group of its requests, such as a batch: clients take turns in the queue, and so do the groups of a
         client. A request without a group is its own group.
         """
-        return self.speak_async(replace(TTSRequest.of(text, **options), flow=flow))
-
-    def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
-        """Stream a request as `stream_async` does; `streams` is that of `speak`."""
-        refuse_fork()
-        return AudioStream(partial(self.begin_async, request, streams=streams))
+        return self.submit(replace(TTSRequest.of(text, **options), flow=flow))
 
     def generate(
         self,
@@ -401,7 +419,7 @@ class ProductionTTSEngine(_Voices):
         """
         request = TTSRequest.of(text, **options)
         chosen, started = check_format(audio_format), time.perf_counter()
-        return whole(self._speak(request, streams=False), started, chosen, return_bytes=return_bytes)
+        return whole(self.submit(request, streams=False), started, chosen, return_bytes=return_bytes)
 
     async def generate_async(
         self,
@@ -414,8 +432,8 @@ class ProductionTTSEngine(_Voices):
         """Generate as `generate` does, without blocking the event loop; cancelling the task cancels the request."""
         request = TTSRequest.of(text, **options)
         chosen, started = check_format(audio_format), time.perf_counter()
-        async with aclosing(aiter(await self.begin_async(request, streams=False))) as chunks:  # type: ignore[type-var]
-            heard = [chunk async for chunk in chunks]
+        async with aclosing(self.submit(request, streams=False)) as output:
+            heard = [chunk async for chunk in output]
         return await asyncio.to_thread(whole, heard, started, chosen, return_bytes=return_bytes)
 
     def generate_batch(
@@ -472,65 +490,9 @@ class ProductionTTSEngine(_Voices):
         try:
             voice = shared.voice if audio is None else None
             request = replace(shared, text=text, voice=voice, references=references_of(audio, said))
-            return self._speak(request, streams=False)
+            return self.submit(request, streams=False)
         except S1MiniError as error:
             return error
-
-    def _speak(self, request: TTSRequest, *, streams: bool) -> Output:
-        deadline = self._deadline()
-        running = self._ready()
-        if (plan := running.planner.plan(request)) is None:
-            return self._submit(request, deadline=deadline, streams=streams)
-        for reference in request.references:  # encode each once; all parts then find it in the cache
-            encoding = running.encode(reference)
-            try:
-                plan = plan.with_warning(wait(encoding, deadline).warning)
-            except BaseException:
-                encoding.cancel()
-                raise
-        return Composition(plan, partial(self._submit, deadline=deadline, streams=streams), deadline).begin()
-
-    def _submit(self, request: TTSRequest, *, deadline: float, streams: bool) -> OutputQueue:
-        while True:
-            running = self._ready()
-            try:
-                prepared = running.prepare(request, running.script(request))
-                return running.begin(request, prepared, prepared.voices(deadline), deadline, streams=streams)
-            except EngineNotReadyError:
-                if self._running is running:  # otherwise `reload` has replaced `running`, so try again
-                    raise
-
-    async def begin_async(self, request: TTSRequest, *, streams: bool) -> Output:
-        """Submit a request and return its output; `streams` is that of `speak`. Raises the errors of `stream`.
-
-        No thread waits for its references; cancelling the task cancels their encoding.
-        """
-        deadline = self._deadline()
-        while True:
-            running = self._ready()
-            try:
-                script = await running.read_async(request)
-                if isinstance(script, Plan):
-                    break
-                begin = partial(running.begin_if_encoded, request, script, deadline, streams=streams)
-                begun = await in_thread(begin, lambda begun: begun.close())
-                if isinstance(begun, OutputQueue):
-                    return begun
-                voices = await begun.voices_async(deadline)
-                begin_with = partial(running.begin, request, begun, voices, deadline, streams=streams)
-                return await in_thread(begin_with, OutputQueue.close)
-            except EngineNotReadyError:
-                if self._running is running:
-                    raise
-        return await self._compose_async(request, script, deadline, streams=streams)
-
-    async def _compose_async(self, request: TTSRequest, plan: Plan, deadline: float, *, streams: bool) -> Output:
-        client = request.flow[0] or request.flow[1]
-        for reference in request.references:  # encode each once; all parts then find it in the cache
-            encoding = await in_thread(partial(self._ready().encode, reference, client), Future.cancel)
-            plan = plan.with_warning((await wait_async(encoding, deadline)).warning)
-        submit = partial(self._submit, deadline=deadline, streams=streams)
-        return await in_thread(Composition(plan, submit, deadline).begin, Composition.close)
 
 
 def _listed(name: str, values: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.checkpoint.align import SENTENCES, Recorder, calibrate
 from s1_mini.families.cascade.family import Cascade
+from s1_mini.runtime.finishing import Finishing, PartFinish
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice
@@ -217,7 +218,8 @@ def test_all_heads_together_have_the_scores_of_each_alone(
             queue = synthesizer.speak(
                 ["Hello."], [], SamplingParams(seed=1, max_new_tokens=6), deadline=float("inf"), word_times=True
             )
-            queue.words = recorder = Recorder()
+            recorder = Recorder()
+            queue.finish = Finishing(PartFinish(recorder))
             assert list(queue)
             synthesizer.close(drains=False)
             (together if several else alone).append(

@@ -14,7 +14,7 @@ from leaks import leaks
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.core.request import Request, Utterance
+from s1_mini.core.request import Place, Request, Utterance
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.runtime.engine_core import EngineCore, Threads
@@ -51,16 +51,15 @@ def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **o
     now = time.monotonic()
     speech = AudioOutput(queue, sample_rate=SAMPLE_RATE, arrived=now, is_streamed=options["streams"])
     sampling = SamplingParams(temperature=options.get("temperature", 0.8))
-    request = Request(
-        next(numbers), speech, sampling, seed, now, options["deadline"], options.get("profile", "balanced")
-    )
+    request = Request(next(numbers), speech, sampling, now, options["deadline"], options.get("profile", "balanced"))
     voice = {"speaker": np.full(8, options["voice"], np.float32)}
-    shared = options.get("shared", "")
+    shared, utterances = options.get("shared", ""), list[Utterance]()
     for index, text in enumerate(texts):
         items = np.array([[ord(each)] for each in shared + text])
         prompt = PromptTokens(items, len(shared), shared, voice)
-        request.utterances.append(Utterance(request, index, prompt, options["max_steps"]))
+        utterances.append(Utterance(request, index, prompt, options["max_steps"], Place(seed, index)))
     core.submit(request)
+    core.open(request, utterances)
     return queue
 
 

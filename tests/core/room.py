@@ -9,7 +9,7 @@ import numpy as np
 
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.core.request import Request, StageSequence, Utterance
+from s1_mini.core.request import Place, Request, StageSequence, Utterance
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Autoregressive, Chunks, Spec
 from s1_mini.types import SamplingParams
@@ -40,9 +40,9 @@ def request(
     )
     speech.first_sent = fields.pop("first_sent", None)
     speech.runs_dry = fields.pop("runs_dry", float("inf"))
-    made = Request(next(_numbers), speech, SamplingParams(), 0, arrived, float("inf"), **fields)
+    made = Request(next(_numbers), speech, SamplingParams(), arrived, float("inf"), **fields)
     prompt = PromptTokens(np.zeros((positions, 2), np.int64), shared, prefix_key)
-    made.utterances = [Utterance(made, index, prompt, max_steps=100) for index in range(pieces)]
+    made.utterances = [Utterance(made, index, prompt, 100, Place(0, index)) for index in range(pieces)]
     return made
 
 

@@ -284,7 +284,7 @@ def test_stop_finishes_accepted_requests_or_ends_them(drains: bool) -> None:
     core.stop(drains=drains)
 
     with pytest.raises(EngineNotReadyError, match="no longer accepts requests"):
-        ask(core)
+        sound(ask(core))
     for queue in queues:
         if drains:
             assert len(sound(queue))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.speech import AudioOutput, Joiner
+from s1_mini.runtime.finishing import Finishing, PartFinish
 from s1_mini.types import Timing
 
 FADE, JOINT = 8, 120  # samples at this rate
@@ -175,8 +176,10 @@ class Words:
 @pytest.mark.parametrize(("pauses", "second"), [((), 100 + JOINT), ([None, 0.3], 60 + 300 - 50)])
 def test_scores_are_sent_with_their_audio_and_the_place_of_their_utterance(pauses, second):
     queue = OutputQueue(lambda: None)
-    queue.words = words = Words()
-    output = AudioOutput(queue, sample_rate=RATE, arrived=0.0, pauses=pauses)
+    words = Words()
+    queue.finish = Finishing(PartFinish(words))
+    output = AudioOutput(queue, sample_rate=RATE, arrived=0.0)
+    output.begin([pauses])
     scores = np.zeros((2, 5), np.float32)
     for is_cut in (False, True):
         piece = sound(30, before=50 * is_cut, after=70 - 50 * is_cut)
@@ -204,7 +207,8 @@ def test_scores_are_sent_with_their_audio_and_the_place_of_their_utterance(pause
 
 def test_without_scores_no_frames_are_sent():
     queue = OutputQueue(lambda: None)
-    queue.words = words = Words()
+    words = Words()
+    queue.finish = Finishing(PartFinish(words))
     output = AudioOutput(queue, sample_rate=RATE, arrived=0.0)
     output.push(np.ones(60), 2, 0.0)
     output.finish("stop", 0.0, Timing())

@@ -13,7 +13,7 @@ from s1_mini.core.items import Items
 from s1_mini.core.messages import Begin
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.core.request import Request, Utterance
+from s1_mini.core.request import Place, Request, Utterance
 from s1_mini.core.speech import Outlet
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.runtime.engine_core import EngineCore, Threads
@@ -33,11 +33,12 @@ def make(stage: Stage, index: int, parts: Sequence[np.ndarray] | None, utterance
     core = EngineCore([policy], [stage], WaitingLine(9), ByteCache(10**6), Threads({"alone": (0,)}))
     core.start()
     outlet = Outlet(queue, policy.output, arrived=now, is_streamed=True)
-    request = Request(next(numbers), outlet, SamplingParams(), 1, now, float("inf"), front=utterance)
+    request = Request(next(numbers), outlet, SamplingParams(), now, float("inf"), front=utterance)
     arriving = None if parts is None else Items(policy.input)
-    said = Utterance(request, utterance, PromptTokens(PROMPT), 400, arriving=arriving, has_arrived=parts is None)
-    request.utterances.append(said)
+    place, prompt = Place(1, utterance), PromptTokens(PROMPT)
+    said = Utterance(request, utterance, prompt, 400, place, arriving=arriving, has_arrived=parts is None)
     core.submit(request)
+    core.open(request, [said])
     for part in parts or ():
         core.scheduler.arrive(said, part, is_final=False)
         time.sleep(0.001)

@@ -296,6 +296,11 @@ def test_a_client_without_utterances_does_not_wait_for_the_audio_of_others() -> 
     assert line.wakes(1.0, 1, is_behind=True) is None
 
 
+def queue_request(scheduler: Scheduler, made: Request) -> None:
+    scheduler.submit(made)
+    scheduler.open(made, made.utterances)
+
+
 def test_a_text_that_waits_for_words_loses_its_slot_to_those_who_wait() -> None:
     now = 0.0
     one_slot = replace(MODEL, slots=1, output=Spec("int64", (2,), rate=10.0))
@@ -305,7 +310,7 @@ def test_a_text_that_waits_for_words_loses_its_slot_to_those_who_wait() -> None:
     (utterance,), slow.utterances = slow.utterances, []
     utterance.is_open = True
     scheduler.submit(slow)
-    scheduler.open(utterance, utterance.prompt, 100)
+    scheduler.open_stream(utterance, utterance.prompt, 100)
     assert scheduler.plan(0) is not None
 
     def wait(seconds: int) -> None:
@@ -316,7 +321,7 @@ def test_a_text_that_waits_for_words_loses_its_slot_to_those_who_wait() -> None:
 
     wait(60)
     is_kept_alone = not slow.has_ended
-    scheduler.submit(other)
+    queue_request(scheduler, other)
     wait(4)
     is_kept_at_first = not slow.has_ended
     wait(2)
@@ -345,7 +350,7 @@ def test_a_full_batch_is_begun_without_waiting_for_the_clock() -> None:
     line, looks = WaitingLine(10, batch_timeout_ms=200), list[int]()
     scheduler = Scheduler([MODEL, CODEC], line, ByteCache(0), clock=lambda: 0.0)
     for _ in range(MODEL.slots):
-        scheduler.submit(request(0.0))
+        queue_request(scheduler, request(0.0))
 
     def has_waited() -> bool:
         looks.append(1)

@@ -24,6 +24,7 @@ from s1_mini.families.qwen3.prompt import TEXTS
 from s1_mini.families.qwen3.random import model_json
 from s1_mini.families.qwen3.voice import CODES, VECTOR
 from s1_mini.layers.staging import Writes
+from s1_mini.runtime.finishing import Finishing, PartFinish
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import SamplingParams, Voice, Word
@@ -116,7 +117,8 @@ def spoken(directory: Path, layout: str, text: str, frames: int) -> np.ndarray:
     sampling = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, repetition_penalty=1.0, max_new_tokens=frames)
     voices = [clone(speaker.loaded, frames=20)]
     queue = synthesizer.speak([text], voices, sampling, deadline=float("inf"), word_times=True)
-    queue.words = recorder = Recorder()
+    recorder = Recorder()
+    queue.finish = Finishing(PartFinish(recorder))
     assert list(queue)
     synthesizer.close(drains=False)
     return np.concatenate([scores for each in recorder.frames for scores in each.scores])

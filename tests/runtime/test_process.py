@@ -35,7 +35,7 @@ def test_loaded_objects_are_frozen_within_the_block_only() -> None:
 
 
 async def hear(engine: ProductionTTSEngine, request: TTSRequest) -> None:
-    async for _ in engine.speak_async(request):
+    async for _ in engine.submit(request):
         pass
 
 
@@ -43,7 +43,7 @@ async def speak_all(engine: ProductionTTSEngine, number: int) -> None:
     """Send one request of each kind: one that ends, one that is cancelled, one with an error, and one with markup."""
     request = TTSRequest.of("Hi there.", seed=number, max_new_tokens=3)
     await hear(engine, request)
-    stream = engine.speak_async(TTSRequest.of("Hi there. " * 20, seed=number, max_new_tokens=8))
+    stream = engine.submit(TTSRequest.of("Hi there. " * 20, seed=number, max_new_tokens=8))
     await anext(stream)
     await stream.aclose()
     with pytest.raises(Exception, match="nobody"):

@@ -192,7 +192,7 @@ def test_an_unexpected_error_is_500_and_reveals_nothing_internal(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret path /opt/ml")
 
-    monkeypatch.setattr(handler.ProductionTTSEngine, "speak_async", fail)
+    monkeypatch.setattr(handler.ProductionTTSEngine, "submit", fail)
     status, error = toolkit.error(request())
 
     assert (status, error["code"]) == (500, "internal_error")

@@ -27,13 +27,13 @@ WORDS = (Word("Good", 0, 4, 0.1, 0.5), Word("morning.", 5, 13, 0.6, 1.4))
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine whose first chunk has the words of `BODY`."""
-    speak = ProductionTTSEngine.speak_async
+    speak = ProductionTTSEngine.submit
 
     def speak_with_words(engine: ProductionTTSEngine, request: Any, **options: Any) -> Any:
         assert request.word_times
         return _WithWords(speak(engine, replace(request, word_times=False), **options))
 
-    monkeypatch.setattr(ProductionTTSEngine, "speak_async", speak_with_words)
+    monkeypatch.setattr(ProductionTTSEngine, "submit", speak_with_words)
     monkeypatch.setattr(ProductionTTSEngine, "has_word_times", True)
 
 

@@ -135,7 +135,7 @@ def content_of(answer: httpx2.Response) -> tuple[int, str | None, Any]:
 
 def chunks_of(engine: SpeechEngine, request: TTSRequest) -> list[AudioChunk]:
     async def collect() -> list[AudioChunk]:
-        return [chunk async for chunk in engine.speak_async(request)]
+        return [chunk async for chunk in engine.submit(request)]
 
     return asyncio.run(collect())
 
@@ -219,7 +219,7 @@ def test_a_stream_that_nobody_reads_is_paused_and_its_audio_is_counted(apart: Do
     expected = join(chunks_of(door.engine, request))
 
     async def read_late() -> np.ndarray:
-        stream = apart.engine.speak_async(request)
+        stream = apart.engine.submit(request)
         heard = [await anext(stream)]
         window = (WINDOW_S + ACKNOWLEDGED_S) * heard[0].sample_rate * heard[0].audio.itemsize
         while stream.unread_bytes < min(2 * window, 0.9 * expected.nbytes):
@@ -231,7 +231,7 @@ def test_a_stream_that_nobody_reads_is_paused_and_its_audio_is_counted(apart: Do
 
 def test_a_full_queue_refuses_with_the_engines_retry_time(single: EngineProcess) -> None:
     async def fill() -> QueueFullError:
-        streams = [single.speak_async(TTSRequest.of(LONG_SPEECH["text"], seed=seed)) for seed in range(4)]
+        streams = [single.submit(TTSRequest.of(LONG_SPEECH["text"], seed=seed)) for seed in range(4)]
         await anext(streams[0])
         firsts = [asyncio.ensure_future(anext(stream)) for stream in streams[1:]]
         ended, _ = await asyncio.wait(firsts, return_when=asyncio.FIRST_COMPLETED)
@@ -280,7 +280,7 @@ def test_a_text_stream_is_the_same(both: Both, *, is_complete: bool) -> None:
 
 
 async def _all(engine: SpeechEngine, request: TTSRequest) -> list[AudioChunk]:
-    return [chunk async for chunk in engine.speak_async(request)]
+    return [chunk async for chunk in engine.submit(request)]
 
 
 def test_an_engine_that_is_stopped_continues_its_metrics_when_it_starts_again(single: EngineProcess) -> None:
@@ -366,7 +366,7 @@ def test_a_process_that_is_killed_ends_its_requests_and_fails_the_engine(single:
     process = single._link._process
 
     async def speak() -> None:
-        async for _ in single.speak_async(TTSRequest.of(LONG_SPEECH["text"], seed=1)):
+        async for _ in single.submit(TTSRequest.of(LONG_SPEECH["text"], seed=1)):
             process.kill()
 
     with pytest.raises(EngineNotReadyError, match="process has ended"):

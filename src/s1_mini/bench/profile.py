@@ -21,7 +21,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Prefill, StepResult
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.core.request import Request, Utterance
+from s1_mini.core.request import Place, Request, Utterance
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
@@ -229,7 +229,7 @@ def submit(core: EngineCore, sample_rate: int, prompt: PromptTokens, *, max_step
     """Submit one utterance; return the queue of its audio."""
     queue, now = OutputQueue(lambda: core.cancel(request)), time.monotonic()
     speech = AudioOutput(queue, sample_rate=sample_rate, arrived=now, is_streamed=True)
-    request = Request(next(_numbers), speech, SamplingParams(), seed, now, deadline=float("inf"))
-    request.utterances = [Utterance(request, 0, prompt, max_steps)]
+    request = Request(next(_numbers), speech, SamplingParams(), now, deadline=float("inf"))
     core.submit(request)
+    core.open(request, [Utterance(request, 0, prompt, max_steps, Place(seed, 0))])
     return queue

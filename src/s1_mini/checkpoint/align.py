@@ -21,6 +21,7 @@ from s1_mini.alignment.times import WORD, find_spans, whole_times
 from s1_mini.audio.container import encode
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import ParameterError, VerificationError
+from s1_mini.runtime.finishing import Finishing, PartFinish
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import Voice, Word
@@ -191,8 +192,9 @@ def calibrate(
         for number, written in enumerate(texts):
             text = speaker.text.script(written, MAX_LENGTH, on_unsupported="skip").text
             sampling = replace(speaker.description.defaults, seed=number, max_new_tokens=MAX_STEPS)
-            queue = synthesizer.speak([text], voices, sampling, deadline=float("inf"), streams=False, word_times=True)
-            queue.words = recorder = Recorder()
+            queue = synthesizer.speak([text], voices, sampling, streams=False, word_times=True)
+            recorder = Recorder()
+            queue.finish = Finishing(PartFinish(recorder))
             for _ in queue:
                 pass
             audio, frames = np.concatenate(recorder.audio), recorder.frames

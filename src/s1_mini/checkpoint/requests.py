@@ -12,7 +12,7 @@ from pathlib import Path
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import NothingToSpeakError
 from s1_mini.families.find import Checkpoint
-from s1_mini.runtime.composition import Planner
+from s1_mini.runtime.planner import Planner
 from s1_mini.text.form import TextForm
 from s1_mini.types import Reference, TTSRequest
 from s1_mini.voices.library import CheckpointVoices
@@ -45,9 +45,7 @@ def check_request(
     for text in (request.text, *texts):
         given = replace(request, text=text)
         try:
-            if planner.plan(given) is None:
-                planner.script(given)
-                is_plain = True
+            is_plain |= not planner.plan(given).has_markup
             spoken.append(text)
         except NothingToSpeakError as error:
             silent.append(error)

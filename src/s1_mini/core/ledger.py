@@ -25,7 +25,7 @@ class RequestTracker:
 
         A stream that is paused because its consumer reads too slowly is never late; its time limit begins again.
         """
-        late = [request for request in self.requests.values() if now > request.deadline]
+        late = [request for request in self.all() if now > request.deadline]
         for request in late:
             if request.is_paused:
                 request.deadline = now + request.allowed_s
@@ -57,7 +57,7 @@ class RequestTracker:
             metrics.real_time_factor.observe(took / speech.sent_s)
         self.tell_end(request, error)
 
-    def tell_end(self, request: Request, error: S1MiniError | None) -> None:
+    def tell_end(self, request: Request, error: BaseException | None) -> None:
         """Notify the consumer without recording metrics; does nothing if another thread has just notified it."""
         if self.requests.pop(request.number, None) is not None:
             request.speech.queue.end(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,15 @@ SPACING_S = 2.0
 MAX_QUEUED = 4  # queued utterances per request; further utterances are built when these leave the queue
 
 
+@dataclass(frozen=True)
+class Place:
+    """The place of an utterance in a part of the request's text, which has a seed and audio effects of its own."""
+
+    seed: int
+    number: int  # of the utterance in its part
+    ends_part: bool = False  # whether it is the last one of a part that another part follows
+
+
 @dataclass(eq=False)
 class Utterance:
     """A part of a request's text that is generated as a unit and passes through all stages."""
@@ -33,10 +43,14 @@ class Utterance:
     index: int
     prompt: PromptTokens
     max_steps: int
+    place: Place
     sequences: list[StageSequence] = field(default_factory=list)  # one for each stage that has begun
     # The input of the first stage, if another process produces it step by step; None: the input is the prompt.
     arriving: Items | None = None
     has_arrived: bool = True  # whether the input is complete
+    # For the first of several utterances without a voice: makes its output the voice of the later ones, which are built
+    # only after that.
+    set_voice: Callable[[Sequence[np.ndarray]], None] | None = None
     was_cut: bool = False  # whether the utterance reached its step limit before its end
     # A text that is still being written: step n needs its token n, and waits for it.
     is_open: bool = False  # whether more of the text may come
@@ -67,7 +81,8 @@ class Utterance:
     def conditions(self) -> Conditions:
         request = self.request
         text = (self.prompt.text or (self.prompt.num_shared, None)) if request.word_times else (None, None)
-        return Conditions(request.sampling, request.seed, self.index, self.max_steps, self.prompt.voice, *text)
+        place = self.place
+        return Conditions(request.sampling, place.seed, place.number, self.max_steps, self.prompt.voice, *text)
 
     @property
     def pending_s(self) -> float:
@@ -86,6 +101,13 @@ class Utterance:
     def release_prompt(self) -> None:
         """Free the memory of the prompt's items, once the first stage needs them no longer."""
         self.prompt = replace(self.prompt, items=self.prompt.items[:0].copy())
+
+
+class Later(NamedTuple):
+    """An utterance that is not built yet."""
+
+    build: Callable[[], Utterance]
+    makes_voice: bool = False  # whether its output is the voice of the utterances after it
 
 
 class StageSequence:
@@ -150,17 +172,14 @@ class Request:
     number: int  # ascending in the order of arrival
     speech: AudioOutput
     sampling: SamplingParams
-    seed: int
     arrived: float
     deadline: float
     profile: ChunkProfile = "balanced"
     flow: tuple[str, str] = ("", "")  # the client and the group, for fair turns in the queue
     word_times: bool = False
     utterances: list[Utterance] = field(default_factory=list)  # utterances that are built but not finished, in order
-    later: deque[Callable[[], Utterance]] = field(default_factory=deque)  # functions that build the other utterances
-    # For a request without a voice: makes the first utterance's output the voice of the later utterances, which are
-    # built only after that.
-    set_voice: Callable[[Sequence[np.ndarray]], None] | None = None
+    later: deque[Later] = field(default_factory=deque)  # the other utterances
+    awaits_voice: bool = False  # whether the last utterance that was built makes the voice of those in `later`
     is_building: bool = False  # whether functions from `later` are running
     first: int = 0  # number of the first utterance
     front: int = 0  # number of the utterance whose audio is being output
@@ -193,22 +212,24 @@ class Request:
             queue.reports_takes = speech.unread_s + pending_s > speech.window_s
         return queue.reports_takes
 
-    def take_later(self, count: int) -> list[Callable[[], Utterance]]:
-        """Remove from `later`, and return, the functions that build up to `count` next utterances.
+    def take_later(self, count: int) -> list[Later]:
+        """Remove from `later`, and return, up to `count` next utterances, which are not built.
 
-        The caller runs these functions without the scheduler's lock. Until they finish, further calls return nothing.
+        The caller builds them without the scheduler's lock. Until they are built, further calls return nothing.
         """
-        if self.is_building or self.set_voice is not None:
-            return []
-        builds = [self.later.popleft() for _ in range(min(count, len(self.later)))]
-        self.is_building = bool(builds)
+        builds: list[Later] = []
+        while not (self.is_building or self.awaits_voice) and self.later and len(builds) < count:
+            builds.append(self.later.popleft())
+            self.awaits_voice = builds[-1].makes_voice
+        self.is_building |= bool(builds)
         return builds
 
     def release(self) -> None:
         """Drop the references of an ended request to itself, so that it is freed without the garbage collector."""
         for utterance in self.utterances:
             utterance.sequences = []
-        self.utterances, self.later, self.set_voice = [], deque(), None
+            utterance.set_voice = None
+        self.utterances, self.later = [], deque()
 
     @property
     def finish_reason(self) -> FinishReason:

@@ -232,10 +232,11 @@ class Pipeline:
                 self._wake(queue.index)
 
     def _continue(self, utterance: Utterance) -> None:
-        """If the request has no voice, make the first utterance's output the voice, then build the next utterances."""
+        """If later utterances wait for the voice of this one, set the voice, then build them."""
         request = utterance.request
-        set_voice, request.set_voice = request.set_voice, None
+        set_voice, utterance.set_voice = utterance.set_voice, None
         if set_voice is not None:
+            request.awaits_voice = False
             items = [sequence.items.cut(0, len(sequence.items)) for sequence in utterance.sequences[:-1]]
             self._build_later(request, partial(set_voice, items))
 
@@ -246,7 +247,7 @@ class Pipeline:
         def work() -> None:
             if not request.has_ended:
                 prepare()
-                self._extend(request, [build() for build in builds])
+                self._extend(request, [later.build() for later in builds])
 
         if builds:
             self._follows.append(Follow(request, work))
@@ -260,7 +261,7 @@ class Pipeline:
         request.num_finished += utterance.sequences[self.counted].produced
         utterance.sequences = []  # they refer to the utterance
         if request.has_more:
-            request.speech.end_utterance(now, was_cut=utterance.was_cut)
+            request.speech.end_utterance(now, was_cut=utterance.was_cut, ends_part=utterance.place.ends_part)
             self._wake(len(self.stages) - 1)
         else:
             request.speech.finish(request.finish_reason, now, request.timing, was_cut=utterance.was_cut)
@@ -322,20 +323,41 @@ class Scheduler:
     # ---- called by the engine ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one without utterances is queued by `open`.
+        """Accept a request that `open` will queue, unless it ends before. Never waits for the lock.
 
-        Raises `QueueFullError`, or `EngineNotReadyError` after `close`.
+        A request after `close` ends with `EngineNotReadyError`.
         """
+        request.speech.queue.on_take = self._look_again
+        self.ledger.add(request)
+        if self._closed.is_set():  # `close` and `tell_all` may have missed this request
+            request.has_ended = True
+            self.ledger.tell_end(
+                request, EngineNotReadyError("the engine is shutting down and no longer accepts requests")
+            )
+
+    def open(self, request: Request, utterances: list[Utterance]) -> None:
+        """Queue the utterances of a submitted request; a request without any ends. Raises `QueueFullError`."""
         with self._lock:
-            if self._closed.is_set():
-                raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
-            if request.utterances:
+            if request.has_ended:
+                return
+            now = request.arrived = self.clock()
+            if utterances:
+                request.utterances = utterances
                 self.line.submit(request)
-            request.speech.queue.on_take = self._look_again
-            self.ledger.add(request)
-            if self._closed.is_set():  # `tell_all` runs even without the lock, and may have missed this request
-                self.ledger.tell_end(request, EngineNotReadyError("the engine has died"))
+            request.speech.queue.accept()
+            if not utterances:
+                request.speech.finish("stop", now, request.timing)
+                self._pipeline.end(request)
             self._wake(0)
+
+    def refuse(self, request: Request, error: BaseException) -> None:
+        """End a request that cannot be queued. It is not counted in the metrics."""
+        with self._lock:
+            if not request.has_ended:
+                request.has_ended = True
+                self.ledger.tell_end(request, error)
+                request.release()
+                self._wake_all()
 
     def cancel(self, request: Request) -> None:
         """Ask the stage threads to cancel a request. Does nothing if the request has ended.
@@ -458,15 +480,10 @@ class Scheduler:
         with self._lock:
             self._pipeline.arrive(utterance, items, is_final=is_final)
 
-    def open(self, utterance: Utterance, prompt: PromptTokens, max_steps: int) -> None:
+    def open_stream(self, utterance: Utterance, prompt: PromptTokens, max_steps: int) -> None:
         """Queue the only utterance of a request whose text is still being written. Raises `QueueFullError`."""
-        with self._lock:
-            request = utterance.request
-            utterance.prompt, utterance.max_steps, utterance.num_texts = prompt, max_steps, prompt.num_after
-            if not request.has_ended:
-                request.utterances, request.arrived = [utterance], self.clock()
-                self.line.submit(request)
-                self._wake(0)
+        utterance.prompt, utterance.max_steps, utterance.num_texts = prompt, max_steps, prompt.num_after
+        self.open(utterance.request, [utterance])
 
     def feed(self, utterance: Utterance, tokens: np.ndarray, *, is_last: bool) -> None:
         """Add the text tokens [n] that an opened utterance's further steps read. The request's deadline restarts."""
@@ -513,7 +530,8 @@ class Scheduler:
         for request in self.ledger.late(now):
             begun = [each.sequences[self._pipeline.counted] for each in request.utterances if each.sequences]
             frames = request.num_finished + sum(sequence.produced for sequence in begun)
-            self._pipeline.end(request, RequestTimeoutError(f"timed out after {frames} frames"))
+            reason = f"after {frames} frames" if request.utterances else "before its text and voice were prepared"
+            self._pipeline.end(request, RequestTimeoutError(f"timed out {reason}"))
 
     def _wake(self, stage: int) -> None:
         self._changed[stage].notify_all()

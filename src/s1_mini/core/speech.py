@@ -6,6 +6,7 @@ Only one thread writes at a time: the thread that generates the next audio, or t
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -210,20 +211,28 @@ class AudioOutput:
         sample_rate: int,
         arrived: float,
         is_streamed: bool = False,
-        pauses: Sequence[float | None] = (),
     ) -> None:
-        """`pauses` are those of `Joiner`, one for each utterance, and one for the end."""
         self.queue, self.is_streamed, self._arrived = queue, is_streamed, arrived
         self.first_sent: float | None = None
         self.sent_s = 0.0
         self.runs_dry = NEVER  # time when a client that plays the stream in real time has played all audio sent so far
         self.underruns = 0  # number of chunks that were sent after the client had played all earlier audio
-        self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate, pauses=pauses)
+        self._sample_rate, self._joiner = sample_rate, Joiner(sample_rate=sample_rate)
+        self._pauses: deque[Sequence[float | None]] = deque()  # of the parts that follow
         self._utterance = 0
         self._scored: list[tuple[np.ndarray, np.ndarray]] = []  # scores with their waves that were not sent yet
         self._has_scores = False  # whether the utterance has scores
         self._bytes_per_s: float = NOTHING.itemsize * sample_rate
         self.set_window(UNREAD_S if is_streamed else NEVER)  # a whole response may be read only at its end
+
+    def begin(self, pauses: Sequence[Sequence[float | None]]) -> None:
+        """Set the pauses of each part: those of `Joiner`, one for each of its utterances, and one for its end."""
+        self._pauses = deque(pauses)
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        pauses = self._pauses.popleft() if self._pauses else ()
+        self._joiner, self._utterance = Joiner(sample_rate=self._sample_rate, pauses=pauses), 0
 
     @property
     def is_awaited(self) -> bool:
@@ -249,9 +258,17 @@ class AudioOutput:
             self._scored.append((scores, np.array(wave, np.float32)))
         self._put(ready, items, now, self._frames() if self._joiner.is_placed else None)
 
-    def end_utterance(self, now: float, *, was_cut: bool = False) -> None:
-        """Send the audio that was held back. Another utterance follows."""
-        self._put(self._joiner.end_piece(), 0, now, self._frames(is_last=True, was_cut=was_cut))
+    def end_utterance(self, now: float, *, was_cut: bool = False, ends_part: bool = False) -> None:
+        """Send the audio that was held back. Another utterance follows; at the end of a part, in the next part.
+
+        The last chunk of a part has a finish reason.
+        """
+        wave = self._joiner.finish() if ends_part else self._joiner.end_piece()
+        frames = self._frames(is_last=True, was_cut=was_cut)
+        self._count(wave, now)
+        self.queue.put(AudioChunk(wave, self._sample_rate, 0, "stop" if ends_part else None), frames)
+        if ends_part:
+            self._begin_part()
 
     def finish(self, reason: FinishReason, now: float, timing: Timing, *, was_cut: bool = False) -> None:
         wave = NOTHING if reason == "cancelled" else self._joiner.finish()

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +22,7 @@ from functools import partial
 from typing import Any, BinaryIO, Literal, cast
 
 from s1_mini.config import EngineConfig
-from s1_mini.core.output_queue import AudioStream, Output, OutputIterator, OutputQueue
+from s1_mini.core.output_queue import Output, OutputQueue
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
 from s1_mini.families.base import Description
 from s1_mini.families.find import Checkpoint
@@ -76,13 +75,11 @@ STOP_S = 3.0  # time for the engine to stop without draining; then its process i
 EXIT_S = 10.0  # time for the process to exit after the engine has stopped; then it is killed
 
 
-class RemoteOutput:
-    """The audio of one request for one consumer, with the interface of an `OutputQueue`."""
+class Incoming:
+    """The audio of one request on its way from the engine's process."""
 
     def __init__(self, queue: OutputQueue) -> None:
         self.queue = queue
-        self.whole = False  # chunks arrive as they are generated
-        self.held_bytes = 0  # audio in the engine's process
         self.received_bytes = self.acknowledged_bytes = 0
         self.report_bytes = 0.0  # `ACKNOWLEDGED_S` in bytes
 
@@ -93,25 +90,8 @@ class RemoteOutput:
         self.queue.put(chunk)
 
     @property
-    def unread_bytes(self) -> int:
-        """Size of the audio that the consumer has not taken; readable from any thread."""
-        return self.queue.unread_bytes + self.held_bytes
-
-    def close(self) -> None:
-        """Cancel the request if it has not ended."""
-        self.queue.close()
-
-    def wait(self) -> AudioChunk | None:
-        """Wait for the next chunk and return it; return None after the last. Raises the request's error."""
-        return self.queue.wait()
-
-    def __iter__(self) -> OutputIterator:
-        """Yield chunks as they arrive; raises the request's error. Closing the iterator cancels the request."""
-        return OutputIterator(self)
-
-    def __aiter__(self) -> AsyncIterator[AudioChunk]:
-        """Yield chunks as they arrive; raises the request's error. Closing the iterator cancels the request."""
-        return aiter(self.queue)
+    def taken_bytes(self) -> int:
+        return self.received_bytes - self.queue.unread_bytes + self.queue.held_bytes
 
 
 class EngineLink:
@@ -126,7 +106,7 @@ class EngineLink:
         self.state, self.voice_names = EngineState("stopped"), list[str]()
         self._heard = self._checked = time.monotonic()  # when the process sent its last message; the last `check`
         self._numbers = itertools.count(START + 1)
-        self._outputs: dict[int, RemoteOutput] = {}
+        self._outputs: dict[int, Incoming] = {}
         started: Future[Facts] = Future()
         self._calls: dict[int, Future[Any]] = {START: started}
         self._is_closing = self._is_over = False
@@ -164,11 +144,11 @@ class EngineLink:
     def process_id(self) -> int:
         return self._process.pid
 
-    def begin(self, request: TTSRequest, *, streams: bool) -> RemoteOutput:
+    def submit(self, request: TTSRequest, *, streams: bool) -> Output:
         """Submit a request; the output raises its errors. Raises `ParameterError` for a `TextStream` in use."""
         number, stream = next(self._numbers), request.stream
         queue = OutputQueue(partial(self._cancel, number))
-        output = self._outputs[number] = RemoteOutput(queue)
+        output, self._outputs[number] = Output(queue), Incoming(queue)
         queue.on_take, queue.reports_takes = partial(self._acknowledge, number), True
         self._channel.send(Speak(number, replace(request, stream=None), streams, stream is not None))
         if stream is not None:
@@ -247,7 +227,7 @@ class EngineLink:
     def _acknowledge(self, number: int) -> None:
         """Report the audio that the consumer of a request has taken, but not after each chunk."""
         if (output := self._outputs.get(number)) is not None:
-            taken = output.received_bytes - output.queue.unread_bytes
+            taken = output.taken_bytes
             if taken - output.acknowledged_bytes >= output.report_bytes:
                 output.acknowledged_bytes = taken
                 self._channel.send(Taken(number, taken))
@@ -261,7 +241,7 @@ class EngineLink:
                 self._deliver(message)
             case Held():
                 if (output := self._outputs.get(message.number)) is not None:
-                    output.held_bytes = message.num_bytes
+                    output.queue.held_bytes = message.num_bytes
             case Status():
                 self.state = message.state
                 if message.voice_names is not None:
@@ -431,14 +411,9 @@ class EngineProcess:
         """Delete an added voice. Raises the errors of `ProductionTTSEngine.delete_voice`."""
         self._call("delete_voice", name)
 
-    def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream:
-        """Stream a request as `ProductionTTSEngine.speak_async` does."""
-        refuse_fork()
-
-        async def begin() -> Output:
-            return self._ready().begin(request, streams=streams)
-
-        return AudioStream(begin)
+    def submit(self, request: TTSRequest, *, streams: bool = True) -> Output:
+        """Submit a request as `ProductionTTSEngine.submit` does."""
+        return self._ready().submit(request, streams=streams)
 
     def count_tokens(
         self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None

@@ -12,14 +12,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, BinaryIO
 
 from s1_mini.audio.native_noise import keep_out
-from s1_mini.core.output_queue import Output, OutputQueue
+from s1_mini.core.output_queue import Output
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.files import delete_temporary_folders
 from s1_mini.remote.channel import (
@@ -56,8 +55,7 @@ class Outgoing:
 
     def __init__(self, number: int, output: Output, send: Callable[[object], None]) -> None:
         """`send(self)` makes the writing thread call `take`."""
-        self.number, self.output, self._send = number, output, send
-        self._queue = output if isinstance(output, OutputQueue) else None  # markup has no queue; see `_pump`
+        self.number, self._output, self._send = number, output, send
         self.taken = 0  # bytes that the consumer has taken; set by the reading thread
         self._is_marked = False
         self._sent = 0  # bytes
@@ -66,15 +64,14 @@ class Outgoing:
 
     def mark(self) -> None:
         """Note that there may be something to send. Called by any thread."""
-        if self._queue is not None and not self._is_marked:
+        if not self._is_marked:
             self._is_marked = True
             self._send(self)
 
     def close(self) -> None:
         """Cancel the request if it has not ended. Called by any thread."""
-        if self._queue is not None:
-            self._queue.watch(None)
-        self.output.close()
+        self._output.queue.watch(None)
+        self._output.close()
 
     @property
     def is_open(self) -> bool:
@@ -84,28 +81,23 @@ class Outgoing:
     def take(self) -> Audio | None:
         """Return the chunks that may be sent now; None if there is nothing to send."""
         self._is_marked = False
-        assert self._queue is not None
         chunks: list[AudioChunk] = []
         is_over = False
         try:
             while self.is_open and not is_over:
-                chunk, is_over = self._queue.poll()
+                chunk, is_over = self._output.queue.poll()
                 if chunk is None:
                     break
-                self.count(chunk)
+                self._sent += chunk.audio.nbytes
+                self._window = WINDOW_S * chunk.sample_rate * chunk.audio.itemsize
                 chunks.append(chunk)
         except Exception as error:  # any error of the request belongs to its consumer
             return Audio(self.number, chunks, has_ended=True, error=portable(error))
         return Audio(self.number, chunks, has_ended=is_over) if chunks or is_over else None
 
-    def count(self, chunk: AudioChunk) -> None:
-        """Count a chunk that is sent. Called by one thread."""
-        self._sent += chunk.audio.nbytes
-        self._window = WINDOW_S * chunk.sample_rate * chunk.audio.itemsize
-
     def held(self) -> Held | None:
         """Return how much audio waits because the consumer reads slowly, if that has changed."""
-        held = 0 if self.is_open else self.output.unread_bytes
+        held = 0 if self.is_open else self._output.unread_bytes
         if held == self._held:
             return None
         self._held = held
@@ -128,7 +120,7 @@ class EngineWorker:
             tick_s=STATUS_S,
         )
         self.send = self._channel.send
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # requests that are starting, requests with markup, and calls
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # calls in progress
         self._texts: dict[int, BackgroundTextStream] = {}  # that are still being written
         self._outgoing: dict[int, Outgoing] = {}
         self._state: EngineState | None = None  # last sent
@@ -169,7 +161,7 @@ class EngineWorker:
                 if message.has_stream:  # now, because the text may be complete before the request begins
                     self._texts[message.number] = text = BackgroundTextStream()
                     request = replace(request, stream=text)
-                self._spawn(message.number, self._speak(message.number, request, streams=message.streams))
+                self._speak(message.number, request, streams=message.streams)
             case Call():
                 self._spawn(message.number, self._call(message))
             case Text():
@@ -188,28 +180,17 @@ class EngineWorker:
             self._texts.pop(number, None)
             self.send(Failed(number, portable(error)))
 
-    async def _speak(self, number: int, request: TTSRequest, *, streams: bool) -> None:
-        output = await self._engine.begin_async(request, streams=streams)
-        output.whole = False
-        outgoing = self._outgoing[number] = Outgoing(number, output, self.send)
-        if isinstance(output, OutputQueue):
-            output.watch(outgoing.mark)
-            outgoing.mark()  # for chunks that arrived before `watch`
-        else:
-            await self._pump(outgoing)
-
-    async def _pump(self, outgoing: Outgoing) -> None:
-        """Send the audio of a text with markup, whose later parts are submitted while it is read."""
+    def _speak(self, number: int, request: TTSRequest, *, streams: bool) -> None:
         try:
-            async with aclosing(aiter(outgoing.output)) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    outgoing.count(chunk)
-                    self.send(Audio(outgoing.number, [chunk]))
-                    while not outgoing.is_open:
-                        await asyncio.sleep(STATUS_S)
-            self.send(Audio(outgoing.number, [], has_ended=True))
-        finally:
-            self._outgoing.pop(outgoing.number, None)
+            output = self._engine.submit(request, streams=streams)
+        except Exception as error:  # it belongs to the request's consumer
+            self._texts.pop(number, None)
+            self.send(Failed(number, portable(error)))
+            return
+        output.queue.whole = False
+        outgoing = self._outgoing[number] = Outgoing(number, output, self.send)
+        output.queue.watch(outgoing.mark)
+        outgoing.mark()  # for chunks that arrived before `watch`
 
     async def _call(self, call: Call) -> None:
         method = getattr(self._engine, call.method)

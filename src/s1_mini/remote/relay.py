@@ -92,12 +92,24 @@ class RemoteCore:
         """Do nothing: stages have their own watchdogs, and requests have deadlines."""
 
     def submit(self, request: Request) -> None:
-        if not self._takes_in:
-            raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
-        self.line.submit(request)
         request.speech.queue.on_take = partial(self._soon, self._relay.admit)
         self.ledger.add(request)
-        self._soon(self._relay.admit)
+        if not self._takes_in:
+            request.has_ended = True
+            self.ledger.tell_end(
+                request, EngineNotReadyError("the engine is shutting down and no longer accepts requests")
+            )
+
+    def open(self, request: Request, utterances: list[Utterance]) -> None:
+        if utterances:
+            request.arrived, request.utterances = time.monotonic(), utterances
+            self.line.submit(request)
+        request.speech.queue.accept()
+        self._soon(self._relay.admit if utterances else partial(self._relay.finish, request))
+
+    def refuse(self, request: Request, error: BaseException) -> None:
+        self.ledger.tell_end(request, error)
+        self._soon(partial(self._relay.forget, request))
 
     def cancel(self, request: Request) -> None:
         self._soon(partial(self._relay.cancel, request))
@@ -208,6 +220,17 @@ class Relay:
             request.speech.finish("cancelled", time.monotonic(), request.timing)
             self._end(request, reason="cancelled")
 
+    def finish(self, request: Request) -> None:
+        """End a request whose audio is complete; does nothing if it has ended."""
+        if not request.has_ended:
+            request.speech.finish(request.finish_reason, time.monotonic(), request.timing)
+            self._end(request)
+
+    def forget(self, request: Request) -> None:
+        """Release a request whose consumer was told about its end."""
+        request.has_ended = True
+        request.release()
+
     def _close_one(self, utterance: Utterance, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
@@ -219,9 +242,9 @@ class Relay:
         request, waiting = utterance.request, self._pieces[utterance]
         async with aclosing(receive(self._call, self._work(utterance), self._stage, self._output)) as pieces:
             async for piece in pieces:
-                set_voice = request.set_voice
+                set_voice = utterance.set_voice
                 if piece.made is not None and set_voice is not None:  # later utterances continue this voice
-                    request.set_voice = None
+                    utterance.set_voice, request.awaits_voice = None, False
                     self._build_later(request, partial(set_voice, piece.made))
                 request.was_cut |= piece.was_cut
                 self._ledger.metrics.frames += piece.consumed
@@ -243,14 +266,13 @@ class Relay:
             del self._pieces[utterance]
             request.front += 1
             request.utterances.remove(utterance)
-            if request.set_voice is not None:
+            if utterance.set_voice is not None:
                 self._end(request, GenerationError("the stages did not report what they generated"))
             elif request.has_more:
-                request.speech.end_utterance(now)
+                request.speech.end_utterance(now, ends_part=utterance.place.ends_part)
                 self._build_later(request)
             else:
-                request.speech.finish(request.finish_reason, now, request.timing)
-                self._end(request)
+                self.finish(request)
 
     def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:
         """Build the next utterances of a request after `prepare`, in a thread."""
@@ -259,7 +281,7 @@ class Relay:
 
         def work() -> list[Utterance]:
             prepare()
-            return [build() for build in builds]
+            return [later.build() for later in builds]
 
         if builds:
             building = asyncio.get_running_loop().run_in_executor(None, work)
@@ -296,12 +318,12 @@ class Relay:
         return Work(
             prompt=utterance.prompt,
             sampling=request.sampling,
-            seed=request.seed,
-            utterance=utterance.index,
+            seed=utterance.place.seed,
+            utterance=utterance.place.number,
             max_steps=utterance.max_steps,
             profile=request.profile,
             is_streamed=request.speech.is_streamed,
-            keeps=request.set_voice is not None,
+            keeps=utterance.set_voice is not None,
             pins=self._prefixes.is_pinned(utterance.prompt.prefix_key),
             timeout_s=request.deadline - time.monotonic(),
         )

@@ -23,7 +23,7 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.items import Items
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.core.request import Request, Utterance
+from s1_mini.core.request import Place, Request, Utterance
 from s1_mini.core.speech import Outlet
 from s1_mini.core.stage import Progress, StagePolicy
 from s1_mini.exceptions import CapacityError, EngineError, EngineNotReadyError, S1MiniError
@@ -151,7 +151,6 @@ class StageEngine:
             number=next(self._numbers),
             speech=Outlet(queue, self.policy.output, arrived=now, is_streamed=work.is_streamed),
             sampling=work.sampling,
-            seed=work.seed,
             arrived=now,
             deadline=now + work.timeout_s,
             profile=work.profile,
@@ -164,9 +163,12 @@ class StageEngine:
             arriving = Items(self.policy.input)
         else:
             self._check_room(work)
-        utterance = Utterance(request, work.utterance, prompt, work.max_steps, [], arriving, arriving is None)
-        request.utterances = [utterance]
+        place = Place(work.seed, work.utterance)
+        utterance = Utterance(
+            request, work.utterance, prompt, work.max_steps, place, arriving=arriving, has_arrived=arriving is None
+        )
         self.core.submit(request)
+        self.core.open(request, [utterance])
         return Begun(utterance, queue)
 
     def _check_room(self, work: Work) -> None:

@@ -61,7 +61,7 @@ class ArrivingUtterance:
             check_rest(prompt.num_after, room)
             self._num_left = room - prompt.num_after
             max_steps = min(self._utterance.request.sampling.max_new_tokens, room)
-            self._scheduler.open(self._utterance, prompt, max_steps)
+            self._scheduler.open_stream(self._utterance, prompt, max_steps)
             self._feed(np.zeros(0, np.int64), is_last=is_last)
 
     def _feed(self, tokens: np.ndarray, *, is_last: bool) -> None:

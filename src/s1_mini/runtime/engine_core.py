@@ -20,7 +20,7 @@ import torch
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.ledger import RequestTracker
 from s1_mini.core.messages import Plan, Report, Saved
-from s1_mini.core.request import Request
+from s1_mini.core.request import Request, Utterance
 from s1_mini.core.scheduler import NONE, Scheduler
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.waiting_line import WaitingLine
@@ -69,10 +69,16 @@ class Core(Protocol):
         """Start the watchdog, which ends all requests if a thread hangs."""
 
     def submit(self, request: Request) -> None:
-        """Accept a request.
+        """Accept a request, whose utterances `open` adds. Never waits.
 
-        Raises `QueueFullError`, `EngineNotReadyError` after `stop`, or `EngineError` if a thread has failed.
+        Raises `EngineError` if a thread has failed. A request after `stop` ends with `EngineNotReadyError`.
         """
+
+    def open(self, request: Request, utterances: list[Utterance]) -> None:
+        """Queue the utterances of a submitted request; a request without any ends. Raises `QueueFullError`."""
+
+    def refuse(self, request: Request, error: BaseException) -> None:
+        """End a request that cannot be queued. It is not counted in the metrics."""
 
     def cancel(self, request: Request) -> None:
         """Cancel a request; does nothing if it has ended."""
@@ -277,6 +283,12 @@ class EngineCore(Core):
     def submit(self, request: Request) -> None:
         self._check()
         self.scheduler.submit(request)
+
+    def open(self, request: Request, utterances: list[Utterance]) -> None:
+        self.scheduler.open(request, utterances)
+
+    def refuse(self, request: Request, error: BaseException) -> None:
+        self.scheduler.refuse(request, error)
 
     def cancel(self, request: Request) -> None:
         self.scheduler.cancel(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,21 +16,24 @@ import torch
 from s1_mini.alignment.words import WordTimes
 from s1_mini.audio.effects import Effects
 from s1_mini.config import EngineConfig
-from s1_mini.core.output_queue import OutputQueue
+from s1_mini.core.output_queue import Output, OutputQueue
+from s1_mini.core.request import Request
 from s1_mini.exceptions import ParameterError
-from s1_mini.runtime.composition import Plan, Planner
+from s1_mini.runtime.engine_core import Core
+from s1_mini.runtime.fair_pool import FairPool
+from s1_mini.runtime.finishing import Finishing, MarkupFinishing, PartFinish
 from s1_mini.runtime.loader import LoadedCheckpoint
-from s1_mini.runtime.recordings import Prepared, Recordings, Script
-from s1_mini.runtime.synthesizer import Synthesizer
+from s1_mini.runtime.planner import Plan, Planner
+from s1_mini.runtime.synthesizer import SpokenPart, Synthesizer, seed_of
 from s1_mini.runtime.voice_service import VoiceService
-from s1_mini.text.form import NormalizedText, unchecked
+from s1_mini.text.form import NormalizedText
 from s1_mini.text.reading import spoken_certain
 from s1_mini.text.split import Piece, split_pieces
 from s1_mini.text.structure import DIVISIONS, stronger
 from s1_mini.text.tags import blank_tags
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import EngineState, Pauses, Reference, TTSRequest, Voice
-from s1_mini.voices.reference import ReferenceEncoder
+from s1_mini.types import EngineState, Pauses, TTSRequest, Voice
+from s1_mini.voices.reference import Check, ReferenceEncoder
 from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.directory import DEFAULT_MODEL
 
@@ -47,118 +49,107 @@ class EngineRuntime:
     speaker: LoadedCheckpoint
     synthesizer: Synthesizer
     voices: VoiceService
-    recordings: Recordings
     references: ReferenceEncoder
     planner: Planner
-    texts: Recordings  # long texts are read here, in turns of the clients
+    recordings: FairPool  # encodes recordings
+    texts: FairPool  # reads long texts
+    short_texts: FairPool  # reads texts of at most `SHORT_TEXT` characters, which wait for no long one
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
-        started = time.monotonic()
+        ends = None if timeout_s is None else time.monotonic() + timeout_s
         self.voices.preloader.stop()
-        self.texts.close(drains=drains, timeout_s=timeout_s)
-        self.recordings.close(drains=drains, timeout_s=timeout_s)
-        left_s = None if timeout_s is None else max(0.0, started + timeout_s - time.monotonic())
-        self.synthesizer.close(drains=drains, timeout_s=left_s)
+        for each in (self.short_texts, self.texts, self.recordings, self.synthesizer):
+            each.close(drains=drains, timeout_s=None if ends is None else max(0.0, ends - time.monotonic()))
         self.voices.preloader.join()
 
-    def encode(self, reference: Reference, client: str = "") -> Future[Voice]:
-        """Return a future with the voice of a reference, which is encoded in a thread unless the voice is cached.
+    def submit(self, request: TTSRequest, deadline: float, *, streams: bool) -> Output:
+        """Accept a request and return its audio; its text and recordings are read in threads of the engine.
 
-        Both this method and the future may raise `RequestError` and `EngineError`; the future, also `CheckpointError`.
+        Never waits. `deadline` is a time of `time.monotonic`. Raises `ParameterError` for an invalid option, and
+        `EngineNotReadyError` after `close`; the output raises all other errors.
         """
-        known = self.references.find(reference)
-        if known is None:
-            return self.recordings.submit(partial(self.references.encode, reference), client)
-        done: Future[Voice] = Future()
-        done.set_result(known)
-        return done
-
-    async def read_async(self, request: TTSRequest) -> Plan | Script:
-        """Read the text of a request in a thread; cancelling the task ends the work. Raises `RequestError`.
-
-        Long texts of several clients are read in turns, and never wait in the threads that other work shares.
-        """
-        if not isinstance(request.text, str) or len(request.text) <= SHORT_TEXT:
-            return await asyncio.to_thread(self.read, request)
-        reading = self.texts.submit(partial(self.read, request), request.flow[0] or request.flow[1])
-        return await asyncio.wrap_future(reading)
-
-    def read(self, request: TTSRequest, check: Callable[[], None] = unchecked) -> Plan | Script:
-        """Return the parts of a text with markup, or the spoken form of another text. Raises `RequestError`."""
-        return self.planner.plan(request, check) or self.script(request, check)
-
-    def script(self, request: TTSRequest, check: Callable[[], None] = unchecked) -> Script:
-        """Return the spoken form of a text without markup, in pieces. Raises `RequestError`."""
-        if request.stream is not None:
-            self._check_stream(request)
-            return Script(NormalizedText(""), [])
-        text = self.planner.script(request, check)
-        return Script(text, self._pieces(text, request))
-
-    def prepare(self, request: TTSRequest, script: Script) -> Prepared:
-        """Begin to encode the references of a request. Raises `RequestError` or `EngineError`."""
-        prepared = Prepared(*script, [])
-        with ExitStack() as cleanup:
-            cleanup.callback(prepared.close)
-            for reference in request.references:
-                prepared.references.append(self.encode(reference, request.flow[0] or request.flow[1]))
-            cleanup.pop_all()
-        return prepared
-
-    def begin_if_encoded(
-        self, request: TTSRequest, script: Script, deadline: float, *, streams: bool
-    ) -> OutputQueue | Prepared:
-        """Prepare a request, and submit it unless one of its references is still being encoded.
-
-        Raises the errors of `prepare`, `begin` and `Prepared.voices`.
-        """
-        prepared = self.prepare(request, script)
-        if not all(reference.done() for reference in prepared.references):
-            return prepared
-        return self.begin(request, prepared, prepared.voices(deadline), deadline, streams=streams)
-
-    def begin(
-        self, request: TTSRequest, prepared: Prepared, voices: list[Voice], deadline: float, *, streams: bool
-    ) -> OutputQueue:
-        """Submit a request with its named voice, with `voices` (those of its references), or with the default voice.
-
-        Raises `RequestError` or `EngineError`.
-        """
-        description = self.speaker.description
-        sampling, options = description.sampling_of(request), description.prompt_options(request)
-        prompts = self._prompts(request, prepared.pieces)
-        words = self._words(request, prepared.pieces, prompts, is_live=streams) if request.word_times else None
-        if request.voice is not None:
-            voices = [self.voices.registry.find(request.voice).voice]
-        elif not voices and (default := self.speaker.voices.default):
-            voices = [default]
-        elif not voices:
-            description.check_voice(sorted(self.voices.registry.names))
-        queue = self.synthesizer.speak(
-            prompts,
-            voices,
+        sampling = self.speaker.description.sampling_of(request)
+        queue = OutputQueue(lambda: self.synthesizer.core.cancel(accepted), whole=not streams)
+        accepted = self.synthesizer.accept(
+            queue,
             sampling,
             deadline=deadline,
             profile=request.chunk_profile or "balanced",
             streams=streams,
             flow=request.flow,
             word_times=request.word_times,
-            options=options,
-            stream=request.stream,
-            read=self.planner.form_in(request.language).reader(request.normalize or self.config.normalize),
-            pauses=_pauses(request, prepared.pieces),
         )
-        queue.words = words
-        queue.effects = self._effects(request)
-        transcripts = (reference.text for reference in request.references)
-        warnings = [prepared.script.warning, description.voice.transcript_warning(transcripts)]
-        warnings += [voice.warning for voice in voices]
-        warning = " ".join(dict.fromkeys(filter(None, warnings))) or None
-        queue.tell(spoken_text=prepared.script.text if request.stream is None else None, warning=warning)
-        return queue
+        preparation = Preparation(self, request, accepted)
+        try:
+            preparation.start()
+        except BaseException as error:
+            self.synthesizer.core.refuse(accepted, error)
+            raise
+        return Output(queue, preparation.cancel)
 
-    def _check_stream(self, request: TTSRequest) -> None:
+    def begin(self, request: TTSRequest, accepted: Request, plan: Plan, encoded: Sequence[Voice]) -> None:
+        """Queue an accepted request; `encoded` are the voices of its references.
+
+        Raises `RequestError`, `EngineError` or `CheckpointError`.
+        """
+        queue, description = accepted.speech.queue, self.speaker.description
+        parts = [self._part(part.request, part.script, encoded, accepted) for part in plan.parts]
+        warning = self._warning(request, plan, [voice for spoken, _ in parts for voice in spoken.voices])
+        finishes = [finish for _, finish in parts]
+        if plan.has_markup:
+            rate = request.sample_rate or description.sample_rate
+            queue.finish = MarkupFinishing(plan, finishes, rate, warning)
+        else:
+            queue.finish = Finishing(finishes[0], plan.spoken_text, warning)
+        self.synthesizer.begin(accepted, [spoken for spoken, _ in parts], description.prompt_options(request))
+
+    def begin_stream(self, request: TTSRequest, accepted: Request, encoded: Sequence[Voice]) -> None:
+        """Begin an accepted request whose text is still being written. Raises the errors of `begin`."""
+        assert request.stream is not None
+        voices, form = self._voices(request, encoded), self.planner.form_in(request.language)
+        warning = self._warning(request, Plan((), "", ()), voices)
+        accepted.speech.queue.finish = Finishing(PartFinish(effects=self._effects(request)), None, warning)
+        self.synthesizer.begin_stream(
+            accepted,
+            request.stream,
+            voices,
+            self.speaker.description.prompt_options(request),
+            seed=seed_of(accepted.sampling),
+            read=form.reader(request.normalize or self.config.normalize),
+        )
+
+    def _part(
+        self, request: TTSRequest, script: NormalizedText, encoded: Sequence[Voice], accepted: Request
+    ) -> tuple[SpokenPart, PartFinish]:
+        pieces = self._pieces(script, request)
+        prompts = self._prompts(request, pieces)
+        is_live = accepted.speech.is_streamed
+        words = self._words(request, pieces, prompts, is_live=is_live) if request.word_times else None
+        seed = seed_of(self.speaker.description.sampling_of(request))
+        spoken = SpokenPart(prompts, self._voices(request, encoded), seed, _pauses(request, pieces))
+        return spoken, PartFinish(words, self._effects(request))
+
+    def _voices(self, request: TTSRequest, encoded: Sequence[Voice]) -> Sequence[Voice]:
+        """Return the named voice, those of the references, or the default voice. Raises `VoiceError`."""
+        if request.voice is not None:
+            return [self.voices.registry.find(request.voice).voice]
+        if request.references:
+            return encoded
+        if (default := self.speaker.voices.default) is not None:
+            return [default]
+        self.speaker.description.check_voice(sorted(self.voices.registry.names))
+        return ()
+
+    def _warning(self, request: TTSRequest, plan: Plan, voices: Sequence[Voice]) -> str | None:
+        transcripts = (reference.text for reference in request.references)
+        warnings = [*plan.warnings, self.speaker.description.voice.transcript_warning(transcripts)]
+        warnings += [voice.warning for voice in voices]
+        return " ".join(dict.fromkeys(filter(None, warnings))) or None
+
+    def check_stream(self, request: TTSRequest) -> None:
         """Raise `ParameterError` unless a text can be spoken while it is being written."""
+        if not self.planner.is_plain(request):
+            raise ParameterError("text", "is a TextStream, which cannot have markup or a lexicon; give a str")
         self.speaker.description.check_text_stream()
         if request.word_times:
             raise ParameterError("word_times", "is not supported for a TextStream, because it needs the whole text")
@@ -255,9 +246,67 @@ class EngineRuntime:
 
     def _prompts(self, request: TTSRequest, pieces: Sequence[Piece]) -> list[str]:
         choice = request.normalize or self.config.normalize
-        following = [*(piece.division for piece in pieces[1:]), None]  # a text stream has no pieces yet
-        both = zip(pieces, following, strict=False)
+        both = zip(pieces, [*(piece.division for piece in pieces[1:]), None], strict=True)
         return [self.speaker.text.prompt(piece.text, choice, continues=after == "clause") for piece, after in both]
+
+
+class Preparation:
+    """Reads the text and the recordings of an accepted request in threads of the engine, and then queues it."""
+
+    def __init__(self, running: EngineRuntime, request: TTSRequest, accepted: Request) -> None:
+        self._running, self._request, self._accepted = running, request, accepted
+        self._reading: Future[None] | None = None
+        self._encoding: Future[None] | None = None
+        self._is_cancelled = False
+
+    def start(self) -> None:
+        """Begin. Raises `EngineNotReadyError`."""
+        running, text = self._running, self._request.text
+        is_long = isinstance(text, str) and len(text) > SHORT_TEXT
+        self._reading = self._submit(running.texts if is_long else running.short_texts, self._read)
+
+    def cancel(self) -> None:
+        """End the work at once, because the consumer has left."""
+        self._is_cancelled = True
+        for work in (self._reading, self._encoding):
+            if work is not None:
+                work.cancel()
+
+    def _submit(self, pool: FairPool, work: Callable[[Check], None]) -> Future[None]:
+        future = pool.submit(work, self._request.flow[0] or self._request.flow[1])
+        future.add_done_callback(partial(_report, self._running.synthesizer.core, self._accepted))
+        return future
+
+    def _read(self, check: Check) -> None:
+        """Read the text; recordings that were not encoded before wait for their turn."""
+        running, request = self._running, self._request
+        plan = None
+        if request.stream is None:
+            plan = running.planner.plan(request, check)
+        else:
+            running.check_stream(request)
+        encoded = [running.references.find(each) for each in request.references]
+        known = [voice for voice in encoded if voice is not None]
+        if len(known) == len(encoded):
+            self._begin(plan, known)
+        else:
+            self._encoding = self._submit(running.recordings, partial(self._encode, plan))
+            if self._is_cancelled:
+                self._encoding.cancel()
+
+    def _encode(self, plan: Plan | None, check: Check) -> None:
+        self._begin(plan, [self._running.references.encode(each, check) for each in self._request.references])
+
+    def _begin(self, plan: Plan | None, encoded: Sequence[Voice]) -> None:
+        if plan is None:
+            self._running.begin_stream(self._request, self._accepted, encoded)
+        else:
+            self._running.begin(self._request, self._accepted, plan, encoded)
+
+
+def _report(core: Core, accepted: Request, work: Future[None]) -> None:
+    if not work.cancelled() and (error := work.exception()) is not None:
+        core.refuse(accepted, error)
 
 
 def run(
@@ -284,9 +333,9 @@ def run(
         if before is not None:
             voices.take_over(before)
         cleanup.pop_all()
-    recordings = Recordings(max_waiting=config.max_waiting_references)
-    texts = Recordings(max_waiting=sys.maxsize, threads=TEXT_THREADS, what="texts")  # the server limits requests
-    return EngineRuntime(config, speaker, synthesizer, voices, recordings, references, planner, texts)
+    recordings = FairPool(max_waiting=config.max_waiting_references, what="recordings")
+    texts, short_texts = (FairPool(max_waiting=sys.maxsize, threads=TEXT_THREADS, what="texts") for _ in range(2))
+    return EngineRuntime(config, speaker, synthesizer, voices, references, planner, recordings, texts, short_texts)
 
 
 def _pauses(request: TTSRequest, pieces: Sequence[Piece]) -> list[float | None]:

@@ -20,7 +20,7 @@ from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.core.request import MAX_QUEUED, Request, Utterance
+from s1_mini.core.request import MAX_QUEUED, Later, Place, Request, Utterance
 from s1_mini.core.scheduler import NONE
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
@@ -63,6 +63,15 @@ TWO_CORES_BYTES = 250e6
 NUM_THREADS = torch.get_num_threads()  # torch's default, read before an engine changes the number of threads
 
 
+class SpokenPart(NamedTuple):
+    """A part of a request's text: the prompts of its utterances, and what they have in common."""
+
+    pieces: Sequence[str]
+    voices: Sequence[Voice]
+    seed: int
+    pauses: Sequence[float | None] = ()  # those of `Joiner`, one for each piece, and one for the end
+
+
 class Backend(NamedTuple):
     """The running stages of a checkpoint."""
 
@@ -98,6 +107,11 @@ def open_references(form: VoiceFormat, config: EngineConfig) -> ReferenceCache:
     path, max_bytes = config.reference_cache_path, round(config.reference_cache_disk_mb * 1e6)
     store = None if path is None else ReferenceStore(path, form, max_bytes)
     return ReferenceCache(max_bytes=REFERENCE_BYTES, max_entries=config.reference_cache_size, store=store)
+
+
+def seed_of(sampling: SamplingParams) -> int:
+    """Return the seed of a request, or a random one."""
+    return secrets.randbits(63) if sampling.seed is None else sampling.seed
 
 
 class Synthesizer:
@@ -151,85 +165,84 @@ class Synthesizer:
             check.cancels(encoding)
         return encoding.result()
 
-    def speak(
+    def accept(
         self,
-        pieces: Sequence[str],
-        voices: Sequence[Voice],
+        queue: OutputQueue,
         sampling: SamplingParams,
         *,
-        deadline: float,
+        deadline: float = float("inf"),
         profile: ChunkProfile = "balanced",
         streams: bool = True,
         flow: tuple[str, str] = ("", ""),
         word_times: bool = False,
-        options: PromptOptions = PLAIN,
-        stream: TextStream | None = None,
-        read: Callable[[str], str] | None = None,
-        pauses: Sequence[float | None] = (),
-    ) -> OutputQueue:
-        """Submit a request whose utterances are `pieces`; the last chunk of the returned queue has the finish reason.
+    ) -> Request:
+        """Accept a request whose audio goes to `queue`; `begin`, `begin_stream` or `Core.refuse` must follow.
 
-        A `stream`, instead of `pieces`, is the text of one utterance that is still being written; `read` normalizes a
-        sentence of it. `pauses` are those of `Joiner`, one for each utterance, and one for the end. `deadline` is a
-        time of `time.monotonic`. `flow` has the client and the group, for fair turns in the queue. The prompts of later
-        utterances are built shortly before their turn.
-
-        Raises `RequestError` or `CapacityError` for a prompt that cannot be built, and the errors of `Core.submit`. The
-        returned queue may raise `EngineError`, such as `GenerationError` or `RequestTimeoutError`, and `RequestError`
-        for the text of a `stream`.
+        `deadline` is a time of `time.monotonic`. `flow` has the client and the group, for fair turns in the queue.
+        Never waits. The queue may raise `EngineError`, such as `GenerationError` or `RequestTimeoutError`.
         """
-        queue = OutputQueue(lambda: self.core.cancel(request), whole=not streams)
         arrived = time.monotonic()
+        speech = AudioOutput(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams)
         request = Request(
-            number=next(self._numbers),
-            speech=AudioOutput(
-                queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams, pauses=pauses
-            ),
-            sampling=sampling,
-            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
-            arrived=arrived,
-            deadline=deadline,
-            profile=profile,
-            flow=flow,
-            word_times=word_times,
+            next(self._numbers), speech, sampling, arrived, deadline, profile, flow=flow, word_times=word_times
         )
-        voices = list(voices)
-        if stream is not None:
-            keeps_paragraphs = not self._speaker.description.splits
-            text = ArrivingText(self._max_text_length, keeps_paragraphs=keeps_paragraphs, read=read)
-            self._speak_stream(request, stream, text, voices, options)
-            return queue
-        build = partial(self._utterance, request, voices, options)
-        builds = [partial(build, index, text) for index, text in enumerate(pieces)]
-        has_voice = bool(voices) or len(self._chain.stages) == 1
-        num_built = MAX_QUEUED if has_voice else 1
-        request.utterances = [each() for each in builds[:num_built]]
-        request.later.extend(builds[num_built:])
-        if request.later:
-            if has_voice:  # build the longest prompt now, so that a text that is too long fails before generation
-                build(0, max(pieces[num_built:], key=len))
-            else:
-                request.set_voice = partial(self._set_voice, voices, pieces[0])
         self.core.submit(request)
-        self.cancel_prefix()
-        return queue
+        return request
 
-    def _speak_stream(
+    def begin(self, request: Request, parts: Sequence[SpokenPart], options: PromptOptions = PLAIN) -> None:
+        """Queue the text of an accepted request; the last chunk of its audio has the finish reason.
+
+        The prompts of later utterances are built shortly before their turn; the first utterance without a voice makes
+        the voice of the later ones. Raises `RequestError` or `CapacityError` for a prompt that cannot be built, and the
+        errors of `Core.open`.
+        """
+        own: list[Voice] = []
+        num_own = sum(len(part.pieces) for part in parts if not part.voices) if len(self._chain.stages) > 1 else 0
+        checks: list[tuple[str, partial[Utterance]]] = []  # the text and the prompt of each utterance with a voice
+        index = itertools.count()
+        for at, part in enumerate(parts):
+            voices = part.voices or own
+            for number, text in enumerate(part.pieces):
+                ends_part = number + 1 == len(part.pieces) and at + 1 < len(parts)
+                place = Place(part.seed, number, ends_part=ends_part)
+                prompt = partial(self._loaded.prompt, text, voices, options)
+                build = partial(self._utterance, request, next(index), prompt, place)
+                makes_voice = voices is own and num_own > 1
+                if makes_voice:
+                    num_own = 0
+                    request.later.append(Later(partial(self._with_own_voice, build, own, text), makes_voice=True))
+                else:
+                    request.later.append(Later(build))
+                    checks.append((text, build))
+        request.speech.begin([part.pauses for part in parts])
+        utterances = [later.build() for later in request.take_later(MAX_QUEUED)]
+        request.is_building = False
+        if not request.awaits_voice and (later := checks[len(utterances) :]):
+            max(later, key=lambda each: len(each[0]))[1]()  # a text that is too long fails before generation
+        self.core.open(request, utterances)
+        self.cancel_prefix()
+
+    def begin_stream(
         self,
         request: Request,
         stream: TextStream,
-        text: ArrivingText,
         voices: Sequence[Voice],
         options: PromptOptions,
+        *,
+        seed: int,
+        read: Callable[[str], str] | None,
     ) -> None:
-        """Submit a request whose only utterance gets its prompt when enough of the text has been written."""
+        """Begin an accepted request whose only utterance gets its prompt when enough of its text has been written.
+
+        `read` normalizes a sentence; None: the text stays as it is. The queue may raise `RequestError` for the text.
+        """
         if not isinstance(self.core, EngineCore):
             raise ParameterError(
                 "text", "is a TextStream, which is not supported while stages run in other processes; give a str"
             )
-        utterance = Utterance(request, 0, PromptTokens(NO_ITEMS), 1, is_open=True)
+        text = ArrivingText(self._max_text_length, keeps_paragraphs=not self._speaker.description.splits, read=read)
         sink = ArrivingUtterance(
-            utterance,
+            Utterance(request, 0, PromptTokens(NO_ITEMS), 1, Place(seed, 0), is_open=True),
             text,
             self.core.scheduler,
             cast("TextStreamModel", self._loaded),
@@ -237,12 +250,22 @@ class Synthesizer:
             options=options,
             room=self._room,
         )
-        self.core.submit(request)
         self.cancel_prefix()
-        with ExitStack() as cleanup:
-            cleanup.callback(self.core.cancel, request)
-            stream.attach(sink.take)
-            cleanup.pop_all()
+        stream.attach(sink.take)
+        request.speech.queue.accept()
+
+    def speak(
+        self, pieces: Sequence[str], voices: Sequence[Voice], sampling: SamplingParams, **options: Any
+    ) -> OutputQueue:
+        """Queue a request of one part; `options` are those of `accept`. Raises the errors of `begin`."""
+        queue = OutputQueue(lambda: self.core.cancel(request), whole=not options.get("streams", True))
+        request = self.accept(queue, sampling, **options)
+        try:
+            self.begin(request, [SpokenPart(pieces, voices, seed_of(sampling))])
+        except BaseException as error:
+            self.core.refuse(request, error)
+            raise
+        return queue
 
     def prompt(self, voice: Voice) -> PromptTokens:
         """Return a prompt that begins with `voice`. The prompt contains the length and the key of that prefix.
@@ -283,7 +306,7 @@ class Synthesizer:
         accepted = self.core.line.stats.accepted
         try:
             one_step = replace(self._speaker.description.defaults, max_new_tokens=1, seed=0)
-            queue = self.speak([WARM_UP_TEXT], [voice], one_step, deadline=float("inf"), streams=False)
+            queue = self.speak([WARM_UP_TEXT], [voice], one_step, streams=False)
         except QueueFullError:
             return False
         self._prefix = queue
@@ -322,12 +345,18 @@ class Synthesizer:
             yield MetricFamily(f"cache_{name.removeprefix('num_')}{suffix}", kind, description, figures, "cache")
 
     def _utterance(
-        self, request: Request, voices: Sequence[Voice], options: PromptOptions, index: int, text: str
+        self, request: Request, index: int, make_prompt: Callable[[], PromptTokens], place: Place
     ) -> Utterance:
-        prompt = self._loaded.prompt(text, voices, options)
+        prompt = make_prompt()
         room = self._room(prompt)
         check_rest(prompt.num_after, room)
-        return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room))
+        return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room), place)
+
+    def _with_own_voice(self, build: Callable[[], Utterance], own: list[Voice], text: str) -> Utterance:
+        """Build an utterance whose output becomes the voice `own` of later ones."""
+        utterance = build()
+        utterance.set_voice = lambda items: own.append(self._loaded.own_voice(items, text))
+        return utterance
 
     def _room(self, prompt: PromptTokens) -> int:
         """Return the steps that fit after a prompt. Raises `CapacityError` if none does."""
@@ -339,16 +368,12 @@ class Synthesizer:
             )
         return room
 
-    def _set_voice(self, voices: list[Voice], text: str, items: Sequence[np.ndarray]) -> None:
-        """Add the voice of a request's first utterance to `voices`, from its `text` and the output of its stages."""
-        voices.append(self._loaded.own_voice(items, text))
-
     def _warm_up(self) -> None:
         """Generate a short text, so that the first request need not compile anything; retry if it gives no audio."""
         for seed in WARM_UP_SEEDS:
             sampling = replace(self._speaker.description.defaults, max_new_tokens=2, seed=seed)
             try:
-                list(self.speak([WARM_UP_TEXT], (), sampling, deadline=float("inf")))
+                list(self.speak([WARM_UP_TEXT], (), sampling))
             except GenerationError:
                 if seed == WARM_UP_SEEDS[-1]:
                     raise

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from s1_mini.config import EngineConfig
-    from s1_mini.core.output_queue import AudioStream
+    from s1_mini.core.output_queue import Output
     from s1_mini.families.base import Description
     from s1_mini.metrics import MetricFamily
     from s1_mini.types import Audio, EngineState, Normalize, OnUnsupported, TTSRequest, VoiceInfo
@@ -61,7 +61,7 @@ class SpeechEngine(Protocol):
         self, reference_audio: Audio, reference_text: str = "", *, client: str = ""
     ) -> None: ...
 
-    def speak_async(self, request: TTSRequest, *, streams: bool = True) -> AudioStream: ...
+    def submit(self, request: TTSRequest, *, streams: bool = True) -> Output: ...
 
     def count_tokens(
         self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None

@@ -137,7 +137,8 @@ async def _generate(
     speech, limit = request.speech, request.speech.sampling.get("max_new_tokens")
     profile = speech.chunk_profile or ("ttfa" if request.streams else "throughput")
     flow = (record.client, record.id)  # in the queue, clients take turns, and so do the requests of one client
-    chunks = engine.speak_async(replace(speech, chunk_profile=profile, flow=flow), streams=request.streams)
+    chunks = engine.submit(replace(speech, chunk_profile=profile, flow=flow), streams=request.streams)
+    chunks.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
 
     def charge_unread() -> None:
         holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)

@@ -1,13 +1,12 @@
-"""The queue of reference recordings, which take seconds to decode and encode. A few recordings are encoded at once.
+"""A few threads that prepare requests: they read texts and encode recordings, which takes up to seconds.
 
-When the queue is full, further recordings are refused. Clients take turns, and one client holds at most its
-`client_share` of the queue. Requests without a recording never wait here. Cancelled work leaves the queue at once and
-frees its memory; work in progress looks at its `Check` and ends soon.
+When the queue is full, further work is refused. Clients take turns, and one client holds at most its `client_share` of
+the queue. Cancelled work leaves the queue at once and frees its memory; work in progress looks at its `Check` and ends
+soon.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -15,23 +14,18 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from s1_mini.core.turns import Turns, client_share
-from s1_mini.exceptions import EngineNotReadyError, QueueFullError, RequestTimeoutError
+from s1_mini.exceptions import EngineNotReadyError, QueueFullError
 from s1_mini.runtime.tasks import Durations
-from s1_mini.text.form import NormalizedText
-from s1_mini.text.split import Piece
-from s1_mini.types import Voice
 from s1_mini.voices.reference import Check
 
 Result = TypeVar("Result")
 
 MAX_THREADS = 4
-USUAL_S = 1.0  # assumed time per recording, until the time of a recording has been measured
+USUAL_S = 1.0  # assumed time of a piece of work, until one has been measured
 ENDING_S = 1.0  # how long `close` waits for cancelled work
-LATE = "the reference was not encoded in time"
 
 
 class _Waiting(NamedTuple):
@@ -40,10 +34,10 @@ class _Waiting(NamedTuple):
     client: str
 
 
-class Recordings:
+class FairPool:
     """Runs work in a few threads, which are started when needed. Clients take turns; a client's work runs in order."""
 
-    def __init__(self, *, max_waiting: int, threads: int | None = None, what: str = "recordings") -> None:
+    def __init__(self, *, max_waiting: int, threads: int | None = None, what: str) -> None:
         """`what` names the work in errors."""
         self.max_waiting, self._what = max_waiting, what
         self._num_threads = threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
@@ -149,82 +143,3 @@ class Recordings:
         self._waiting.remove(waiting)
         if not any(each.client == waiting.client for each in self._waiting):
             self._turns.leave(waiting.client)
-
-
-class Script(NamedTuple):
-    """The spoken form of a request's text, whole and in pieces."""
-
-    text: NormalizedText
-    pieces: list[Piece]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The text of a request in pieces, and futures with the voices of its references."""
-
-    script: NormalizedText
-    pieces: list[Piece]
-    references: list[Future[Voice]]
-
-    def close(self) -> None:
-        for each in self.references:
-            each.cancel()
-
-    def voices(self, deadline: float) -> list[Voice]:
-        """Wait for the references until `deadline`.
-
-        Raises `RequestTimeoutError`, and the errors of `ReferenceEncoder.encode`.
-        """
-        try:
-            return [wait(each, deadline) for each in self.references]
-        finally:
-            self.close()
-
-    async def voices_async(self, deadline: float) -> list[Voice]:
-        """Do the same as `voices` on an event loop; cancelling the task cancels the references."""
-        try:
-            return [await wait_async(each, deadline) for each in self.references]
-        finally:
-            self.close()
-
-
-async def in_thread(work: Callable[[], Result], close: Callable[[Result], object]) -> Result:
-    """Run quick work in a thread and return its result. If the caller is cancelled meanwhile, `close` the result."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-
-    def discard(ended: asyncio.Future[Result]) -> None:
-        if not ended.cancelled() and ended.exception() is None:
-            close(ended.result())
-
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        running.add_done_callback(discard)
-        raise
-    finally:
-        del running  # its exception refers to this frame
-
-
-def wait(reference: Future[Voice], deadline: float) -> Voice:
-    """Wait for a reference until `deadline`. Raises the errors of `Prepared.voices`."""
-    try:
-        return reference.result(_left_s(deadline))
-    except TimeoutError:
-        if reference.done():  # the encoding itself raised this error, or has ended at this moment
-            return reference.result()
-        raise RequestTimeoutError(LATE) from None
-
-
-async def wait_async(reference: Future[Voice], deadline: float) -> Voice:
-    """Wait for a reference; cancelling the task cancels the reference. Raises the errors of `Prepared.voices`."""
-    try:
-        async with asyncio.timeout(_left_s(deadline)) as limit:  # `wait_for` may lose a cancellation on Python 3.11
-            return await asyncio.wrap_future(reference)
-    except TimeoutError:
-        if not limit.expired():  # the encoding itself raised this error
-            raise
-        raise RequestTimeoutError(LATE) from None
-
-
-def _left_s(deadline: float) -> float | None:
-    return None if deadline == float("inf") else max(0.0, deadline - time.monotonic())

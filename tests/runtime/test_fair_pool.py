@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 
 import pytest
 
-from s1_mini.exceptions import EngineNotReadyError, QueueFullError, RequestTimeoutError
-from s1_mini.runtime.recordings import Prepared, Recordings
-from s1_mini.text.form import NormalizedText
-from s1_mini.types import Voice
+from s1_mini.exceptions import EngineNotReadyError, QueueFullError
+from s1_mini.runtime.fair_pool import FairPool
 from s1_mini.voices.reference import Check
 from waiting import EVENTUALLY_S, wait_until
 
@@ -23,8 +20,8 @@ class Kept:
 
 
 @pytest.fixture
-def line() -> Iterator[Recordings]:
-    recordings = Recordings(max_waiting=2, threads=1)
+def line() -> Iterator[FairPool]:
+    recordings = FairPool(max_waiting=2, threads=1, what="recordings")
     yield recordings
     recordings.close(drains=False)
 
@@ -38,7 +35,7 @@ def until(event: threading.Event, result: str = "") -> Callable[[Check], str]:
     return work
 
 
-def test_work_is_done_in_the_order_in_which_it_came(line: Recordings) -> None:
+def test_work_is_done_in_the_order_in_which_it_came(line: FairPool) -> None:
     done: list[int] = []
 
     for future in [line.submit(lambda _, number=number: done.append(number)) for number in range(2)]:
@@ -47,7 +44,7 @@ def test_work_is_done_in_the_order_in_which_it_came(line: Recordings) -> None:
     assert done == [0, 1]
 
 
-def test_an_error_of_the_work_is_raised_to_the_waiting_caller(line: Recordings) -> None:
+def test_an_error_of_the_work_is_raised_to_the_waiting_caller(line: FairPool) -> None:
     def fail(check: Check) -> None:
         raise ValueError("broken")
 
@@ -55,7 +52,7 @@ def test_an_error_of_the_work_is_raised_to_the_waiting_caller(line: Recordings) 
         line.submit(fail).result(5)
 
 
-def test_work_over_the_queue_limit_is_refused_with_a_retry_time(line: Recordings) -> None:
+def test_work_over_the_queue_limit_is_refused_with_a_retry_time(line: FairPool) -> None:
     never = threading.Event()
     line.submit(until(never))
     wait_until(lambda: line.health()["running"] == 1)
@@ -68,7 +65,7 @@ def test_work_over_the_queue_limit_is_refused_with_a_retry_time(line: Recordings
     assert refused.value.retry_after_s >= 1
 
 
-def test_work_cancelled_in_the_queue_releases_everything_it_holds(line: Recordings) -> None:
+def test_work_cancelled_in_the_queue_releases_everything_it_holds(line: FairPool) -> None:
     never, kept = threading.Event(), Kept()
     line.submit(until(never))
     wait_until(lambda: line.health()["running"] == 1)
@@ -81,7 +78,7 @@ def test_work_cancelled_in_the_queue_releases_everything_it_holds(line: Recordin
     assert line.health()["waiting"] == 0
 
 
-def test_work_cancelled_in_progress_ends_and_frees_its_place(line: Recordings) -> None:
+def test_work_cancelled_in_progress_ends_and_frees_its_place(line: FairPool) -> None:
     ended = threading.Event()
 
     def work(check: Check) -> None:
@@ -100,7 +97,7 @@ def test_work_cancelled_in_progress_ends_and_frees_its_place(line: Recordings) -
 
 
 @pytest.mark.parametrize("drains", [True, False])
-def test_a_close_finishes_all_or_ends_all(line: Recordings, drains: bool) -> None:
+def test_a_close_finishes_all_or_ends_all(line: FairPool, drains: bool) -> None:
     go_on = threading.Event()
     first, second = line.submit(until(go_on, "first")), line.submit(lambda _: "second")
     wait_until(lambda: line.health()["running"] == 1)
@@ -121,7 +118,7 @@ def test_a_close_finishes_all_or_ends_all(line: Recordings, drains: bool) -> Non
 
 def test_clients_take_turns_and_one_client_leaves_places_to_others() -> None:
     go, done = threading.Event(), []
-    recordings = Recordings(max_waiting=8, threads=1)
+    recordings = FairPool(max_waiting=8, threads=1, what="recordings")
     recordings.submit(until(go), "hog")
     wait_until(lambda: recordings.health()["running"] == 1)
 
@@ -139,24 +136,3 @@ def test_clients_take_turns_and_one_client_leaves_places_to_others() -> None:
 
     assert done.index(("other", 0)) <= 1
     assert [number for client, number in done if client == "hog"] == list(range(6))
-
-
-class EndsAtTheDeadline(Future[Voice]):
-    """Has its result as soon as its waiter has given up."""
-
-    def result(self, timeout: float | None = None) -> Voice:
-        """Time out first."""
-        if timeout is not None:
-            self.set_result(Voice({}, "Hello."))
-            raise TimeoutError
-        return super().result()
-
-
-def test_a_reference_that_is_late_is_an_error_but_not_one_that_ends_at_the_deadline() -> None:
-    never, just_now = Future[Voice](), EndsAtTheDeadline()
-
-    with pytest.raises(RequestTimeoutError, match="the reference was not encoded in time"):
-        Prepared(NormalizedText("Hi."), ["Hi."], [never]).voices(time.monotonic())
-
-    assert never.cancelled()
-    assert Prepared(NormalizedText("Hi."), ["Hi."], [just_now]).voices(time.monotonic()) == [just_now.result()]

@@ -13,18 +13,16 @@ import pytest
 
 from held_generation import SOUNDS, held_generation
 from s1_mini import AudioChunk, EngineConfig, ProductionTTSEngine, TTSRequest
-from s1_mini.core.output_queue import OutputQueue
 from s1_mini.exceptions import (
     MarkupError,
     NothingToSpeakError,
     ParameterError,
-    QueueFullError,
-    RequestTimeoutError,
     TextError,
     VoiceNotFoundError,
 )
 from s1_mini.families.base import Description
-from s1_mini.runtime.composition import AHEAD, Composition, Plan, Planner, _request_for
+from s1_mini.runtime.finishing import MarkupFinishing, PartFinish
+from s1_mini.runtime.planner import Plan, Planner, _request_for
 from s1_mini.text.form import TextForm
 from s1_mini.text.lexicon import Lexicons
 from s1_mini.types import SharedOptions, Timing, Word
@@ -134,7 +132,7 @@ def test_markup_may_use_other_names_of_voices(speaking: ProductionTTSEngine) -> 
     request = TTSRequest.of('<speak><voice name="Joanna">Apache.</voice></speak>', text_type="ssml", **FEW)
 
     async def speak() -> np.ndarray:
-        stream = speaking.speak_async(replace(request, voice_names=names))
+        stream = speaking.submit(replace(request, voice_names=names))
         return np.concatenate([chunk.audio async for chunk in stream])
 
     assert np.array_equal(asyncio.run(speak()), spoken(speaking, "Apache.", voice="high"))
@@ -223,14 +221,12 @@ def test_an_unsupported_character_is_reported_with_the_place_of_its_part() -> No
     skipping = plan(replace(request, on_unsupported="skip"))
     assert [part.request.text for part in skipping.parts] == ["One."]
     assert skipping.end_pause_s == 0.25
-    assert skipping.warning == "Skipped characters that this voice cannot pronounce: '两'."
+    assert "Skipped characters that this voice cannot pronounce: '两'." in skipping.warnings
 
 
 def plan(request: TTSRequest) -> Plan:
     form = TextForm("en", frozenset("abcdefghijklmnopqrstuvwxyzO ."))
-    made = Planner(EngineConfig(), form, Description(RATE, NO_FORM), NO_VOICES, Lexicons()).plan(request)
-    assert made is not None
-    return made
+    return Planner(EngineConfig(), form, Description(RATE, NO_FORM), NO_VOICES, Lexicons()).plan(request)
 
 
 class _NoVoices(VoiceRegistry):
@@ -271,7 +267,7 @@ def test_each_part_of_a_marked_text_gets_each_option() -> None:
     given, expected = (TTSRequest.of(text, **OPTIONS_OF_A_PART) for text in (ssml, "One."))
 
     parts = plan(TTSRequest.of(ssml, text_type="ssml")).parts
-    first, second = (_request_for(given, part.segment, number, RATE) for number, part in enumerate(parts))
+    first, second = (_request_for(given, part.segment, number) for number, part in enumerate(parts))
 
     for request in (first, second):
         assert replace(request, sampling={}) == replace(expected, sampling={})
@@ -279,103 +275,19 @@ def test_each_part_of_a_marked_text_gets_each_option() -> None:
     assert first.sampling["seed"] != second.sampling["seed"]
 
 
-def submitted(texts: list[str], queues: list[OutputQueue], *, failing: int | None = None) -> Composition:
-    """Return a begun composition whose parts are `queues`, which the test fills; each closing ends one as cancelled."""
-    request = TTSRequest.of("<speak>" + "<break time='10ms'/>".join(texts) + "</speak>", text_type="ssml", seed=1)
-
-    def submit(part: TTSRequest) -> OutputQueue:
-        if len(queues) == failing:
-            raise QueueFullError(1, 1, 1.0)
-        queues.append(OutputQueue(lambda: cancel(queue)))
-        queue = queues[-1]
-        queue.tell(spoken_text=part.text)
-        return queue
-
-    return Composition(plan(request), submit, deadline=0.0).begin()
-
-
-def cancel(queue: OutputQueue) -> None:
-    queue.put(AudioChunk(np.zeros(0, np.float32), RATE, 0, "cancelled"))
-    queue.end()
-
-
-def fill(queue: OutputQueue, *words: Word) -> None:
-    wave = np.ones(100, np.float32)
-    queue.put(AudioChunk(wave, RATE, 1, words=words))
-    queue.put(AudioChunk(wave, RATE, 0, "stop", Timing(1.0, 2.0, 3.0)))
-    queue.end()
-
-
-def test_the_next_parts_are_submitted_before_their_turn() -> None:
-    queues: list[OutputQueue] = []
-    chunks = iter(submitted(["a", "b", "c", "d", "e"], queues))
-
-    assert len(queues) == 1 + AHEAD
-    fill(queues[0])
-    assert sum(len(next(chunks).audio) for _ in range(2)) == 200
-    fill(queues[1])
-    next(chunks)
-    assert len(queues) == 2 + AHEAD
-
-
 def test_words_are_placed_in_the_source_and_in_the_whole_audio() -> None:
-    queues: list[OutputQueue] = []
-    composition = submitted(["ab", "cd"], queues)
-    for queue in queues:
-        fill(queue, Word("x", 0, 2, 0.01, 0.05))
+    made = plan(TTSRequest.of("<speak>ab<break time='10ms'/>cd</speak>", text_type="ssml", seed=1))
+    finishing = MarkupFinishing(made, [PartFinish()] * 2, RATE, None)
+    word, wave = Word("x", 0, 2, 0.01, 0.05), np.ones(100, np.float32)
+    given = [AudioChunk(wave, RATE, 1, words=(word,)), AudioChunk(wave, RATE, 0, "stop", Timing(1.0, 2.0, 3.0))] * 2
 
-    words = [word for chunk in composition for word in chunk.words]
-    assert [(word.start, word.stop, word.start_s, word.end_s) for word in words] == [
+    chunks = [finished for chunk in given for finished in finishing.feed(chunk, None)]
+
+    assert [(word.start, word.stop, word.start_s, word.end_s) for chunk in chunks for word in chunk.words] == [
         (7, 9, 0.01, 0.05),
         (29, 31, pytest.approx(0.01 + 641 / RATE), pytest.approx(0.05 + 641 / RATE)),
     ]
-
-
-def test_the_error_of_one_part_ends_the_request_and_cancels_the_others() -> None:
-    queues: list[OutputQueue] = []
-    composition = submitted(["a", "b", "c"], queues)
-    fill(queues[0])
-    queues[1].end(RequestTimeoutError("late"))
-
-    with pytest.raises(RequestTimeoutError, match="late"):
-        list(composition)
-
-    assert all(queue.has_ended for queue in queues)
-
-
-def test_closing_cancels_all_parts() -> None:
-    queues: list[OutputQueue] = []
-    composition = submitted(["a", "b", "c", "d"], queues)
-
-    composition.close()
-
-    assert [chunk.finish_reason for chunk in composition] == ["cancelled"]
-    assert len(queues) == 1 + AHEAD
-    assert all(queue.has_ended for queue in queues)
-
-
-def test_a_full_queue_refuses_the_first_part_and_delays_later_ones_to_the_deadline() -> None:
-    queues: list[OutputQueue] = []
-    with pytest.raises(QueueFullError):
-        submitted(["a", "b"], queues, failing=0)
-
-    composition = submitted(["a", "b"], queues, failing=1)
-    fill(queues[0])
-    with pytest.raises(RequestTimeoutError, match="queue was full"):
-        list(composition)
-
-
-def test_a_full_queue_delays_later_parts_of_an_async_consumer_to_the_deadline() -> None:
-    async def read(composition: Composition) -> None:
-        async for _ in composition:
-            pass
-
-    queues: list[OutputQueue] = []
-    composition = submitted(["a", "b"], queues, failing=1)
-    fill(queues[0])
-
-    with pytest.raises(RequestTimeoutError, match="queue was full"):
-        asyncio.run(read(composition))
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"]
 
 
 def test_a_consumer_that_stops_cancels_all_parts_in_the_engine(speaking: ProductionTTSEngine) -> None:
@@ -399,12 +311,21 @@ def test_other_requests_are_not_affected(speaking: ProductionTTSEngine) -> None:
     assert list(chunks)[-1].finish_reason == "length"
 
 
-def test_reload_during_a_request_speaks_the_rest_with_the_new_checkpoint(tiny: Path, tmp_path: Path) -> None:
+def test_a_marked_text_takes_one_place_in_the_queue_and_survives_a_reload(tiny: Path, tmp_path: Path) -> None:
     other = shutil.copytree(tiny, tmp_path / "other")
-    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=2)) as engine:
-        text = " [pause 0s] ".join(["One."] * (AHEAD + 3))
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=1, max_queue_size=1)
+    with ProductionTTSEngine(config) as engine:
+        text = " [pause 0s] ".join(["One."] * 6)
         expected = spoken(engine, text, text_type="marked")
         chunks = engine.stream(text, text_type="marked", **FEW)
         engine.reload(other)
 
         assert np.array_equal(np.concatenate([chunk.audio for chunk in chunks]), expected)
+
+
+def test_parts_without_a_voice_are_spoken_in_the_voice_of_the_first(engine: ProductionTTSEngine) -> None:
+    both = spoken(engine, "One.[pause 0s]One.", text_type="marked", temperature=0)
+    alone = spoken(engine, "One.", temperature=0)
+
+    assert np.array_equal(both[: len(alone)], alone)
+    assert not np.array_equal(both[len(alone) :], alone)  # the second part continues the first
