@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ from s1_mini.exceptions import (
     TextError,
 )
 from s1_mini.families.s1.network import S1Network
-from s1_mini.runtime.running import SHORT_TEXT, EngineRuntime, vram
+from s1_mini.runtime.running import SHORT_TEXT, EngineRuntime, Preparation, vram
 from s1_mini.text.form import NormalizedText, TextForm
 from s1_mini.types import TTSRequest
 from waiting import EVENTUALLY_S, wait_until
@@ -462,3 +465,23 @@ def test_the_size_of_the_kv_cache_is_a_number_of_voices(count: int, tiny: Path, 
             engine.generate("Hi.", max_new_tokens=2, **voice)
 
         assert engine.health_check()["prefix_cache"]["entries"] == count
+
+
+def test_a_refused_request_is_freed_without_the_garbage_collector(
+    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[weakref.ref[Preparation]] = []
+    plain = Preparation.start
+
+    def start(preparation: Preparation) -> None:
+        kept.append(weakref.ref(preparation))
+        plain(preparation)
+
+    monkeypatch.setattr(Preparation, "start", start)
+    gc.disable()
+    try:
+        with suppress(TextError):
+            engine.generate("...")
+        wait_until(lambda: kept[0]() is None)
+    finally:
+        gc.enable()

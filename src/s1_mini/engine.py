@@ -317,6 +317,8 @@ class _Voices(_Lifecycle):
         is missing or invalid.
         """
         running, reference = self._ready(), Reference(reference_audio, reference_text)
+        if await asyncio.to_thread(running.references.find, reference) is not None:
+            return
         encoding = running.recordings.submit(partial(running.references.encode, reference), client)
         try:
             async with asyncio.timeout(self.config.request_timeout_s) as limit:
@@ -366,7 +368,7 @@ class ProductionTTSEngine(_Voices):
         `RequestError` for an invalid request, `EngineError` if the request cannot begin, for example because the queue
         is full, and `CheckpointError` if a recording was given and the checkpoint's encoder is missing or invalid. The
         iterator raises `EngineError`, and also `RequestError` for the text of a `TextStream`, which may still be
-        written, or if a voice that later parts of the text need is deleted.
+        written.
         """
         return self.speak(TTSRequest.of(text, **options))
 
@@ -380,8 +382,8 @@ class ProductionTTSEngine(_Voices):
     def submit(self, request: TTSRequest, *, streams: bool = True) -> Output:
         """Accept a request and return its audio at once; iterate over it in a thread or on an event loop.
 
-        `streams` is that of `speak`. Raises `ParameterError` for an invalid option, and `EngineNotReadyError`; the
-        output raises all other errors of `stream`.
+        `streams` is that of `speak`. Raises `ParameterError` for an invalid option, and `EngineError` if the engine is
+        not running; the output raises all other errors of `stream`.
         """
         deadline = time.monotonic() + self.config.request_timeout_s
         while True:

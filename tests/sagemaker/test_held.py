@@ -25,7 +25,7 @@ from container_room import ENDPOINT, running
 from door_room import Door
 from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import encode
-from s1_mini.runtime.running import EngineRuntime
+from s1_mini.runtime.running import Preparation
 from s1_mini.server.accounts import Resource
 from s1_mini.server.websocket import MESSAGES
 from tests.server.test_openapi import ELEVENLABS
@@ -39,7 +39,7 @@ RECORDING = b"RIFF\0\0\0\0WAVE" + np.random.default_rng(1).bytes(NUM_BYTES)
 AUDIO = base64.b64encode(
     encode(np.random.default_rng(2).uniform(-0.1, 0.1, 300_000).astype(np.float32), 44_100, "wav")
 ).decode()
-LONG = {"text": "A sentence that goes on and on. " * 40, "seed": 1, "max_new_tokens": 100}
+LONG = {"text": "A sentence that goes on and on. " * 40, "seed": 1, "max_new_tokens": 33}
 
 
 @dataclass
@@ -154,7 +154,7 @@ def unread_whole_answers(rig: Rig) -> None:
 
 def unread_batches(rig: Rig) -> None:
     rig.release()
-    item, sampling = {"text": LONG["text"]}, {"seed": 1, "max_new_tokens": 100}
+    item, sampling = {"text": LONG["text"]}, {"seed": 1, "max_new_tokens": 33}
     rig.post("/v1/tts/batch", json.dumps({"items": [item]} | sampling).encode(), reads=False)
 
 
@@ -187,13 +187,13 @@ SMALL = {"/models", "/models/{name}/invoke", "/v1/audio/voice_consents/{consent_
 
 @pytest.fixture
 def rig(small_engine: ProductionTTSEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    released, prepare = threading.Event(), EngineRuntime.prepare
+    released, read = threading.Event(), Preparation._read
 
-    def prepare_later(*arguments: Any) -> Any:
+    def read_later(*arguments: Any) -> None:
         assert released.wait(60)
-        return prepare(*arguments)
+        read(*arguments)
 
-    monkeypatch.setattr(EngineRuntime, "prepare", prepare_later)
+    monkeypatch.setattr(Preparation, "_read", read_later)
     with running(small_engine, tmp_path, send_timeout_s=60.0) as container, ExitStack() as connections:
         try:
             yield Rig(container, released.set, connections)

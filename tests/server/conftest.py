@@ -21,7 +21,7 @@ from s1_mini.server.app import create_app
 from s1_mini.server.settings import ServerSettings
 
 # Several utterances; without a seed all of them could end early by chance.
-LONG_SPEECH = {"text": "A sentence that goes on and on. " * 20, "seed": 1}
+LONG_SPEECH = {"text": "A sentence that goes on and on. " * 20, "seed": 1, "pauses": "off"}
 
 
 def serving(engine: ProductionTTSEngine, *, waits: bool = True, **settings: object) -> AbstractContextManager[Door]:

@@ -231,14 +231,15 @@ def test_a_stream_that_nobody_reads_is_paused_and_its_audio_is_counted(apart: Do
 
 def test_a_full_queue_refuses_with_the_engines_retry_time(single: EngineProcess) -> None:
     async def fill() -> QueueFullError:
-        streams = [single.submit(TTSRequest.of(LONG_SPEECH["text"], seed=seed)) for seed in range(4)]
-        await anext(streams[0])
-        firsts = [asyncio.ensure_future(anext(stream)) for stream in streams[1:]]
+        speaking = single.submit(TTSRequest.of(LONG_SPEECH["text"], seed=0))
+        await anext(speaking)
+        streams = [single.submit(TTSRequest.of(LONG_SPEECH["text"], seed=seed)) for seed in range(1, 4)]
+        firsts = [asyncio.ensure_future(anext(stream)) for stream in streams]
         ended, _ = await asyncio.wait(firsts, return_when=asyncio.FIRST_COMPLETED)
         for first in firsts:
             first.cancel()
         await asyncio.gather(*firsts, return_exceptions=True)
-        await streams[0].aclose()
+        await speaking.aclose()
         error = ended.pop().exception()
         assert isinstance(error, QueueFullError)
         return error

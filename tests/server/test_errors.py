@@ -202,7 +202,7 @@ def test_a_whole_number_may_be_written_as_one_with_a_point(http: httpx2.Client) 
 def test_an_internal_error_is_logged_once_and_hidden_from_the_client(
     http: httpx2.Client, door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(EngineRuntime, "prepare", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(EngineRuntime, "begin", lambda *_: 1 / 0)
 
     def lines() -> list[str]:
         return [line.message for line in caplog.records if getattr(line, "fields", {}).get("request_id") == "ours"]

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -336,24 +337,27 @@ def test_a_client_that_disconnects_frees_its_slot(door: Door, http: httpx2.Clien
 def test_a_client_that_disconnects_during_submission_leaves_nothing_behind(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that is submitting a request cannot be interrupted."""
-    speak, asked, went = EngineRuntime.begin, threading.Event(), threading.Event()
+    """A thread that prepares a request cannot be interrupted."""
+    begin, asked, went, done = EngineRuntime.begin, threading.Event(), threading.Event(), threading.Event()
 
-    def speak_slowly(*arguments: object, **fields: object) -> object:
+    def begin_slowly(*arguments: Any) -> None:
         asked.set()
         went.wait()
-        return speak(*arguments, **fields)
+        begin(*arguments)
+        done.set()
 
-    monkeypatch.setattr(EngineRuntime, "begin", speak_slowly)
+    monkeypatch.setattr(EngineRuntime, "begin", begin_slowly)
     before = door.engine.health_check()["queue"]["accepted"]
     with door.connect() as plug:
         plug.sendall(raw_post(LONG_SPEECH))
         assert asked.wait(EVENTUALLY_S)
     wait_until(lambda: door.app.state.gate.num_inside == 0)
-    went.set()
-
-    wait_until(lambda: door.engine.health_check()["queue"]["accepted"] == before + 1)
     wait_until(lambda: door.engine.health_check()["requests"] == 0)
+    went.set()
+    assert done.wait(EVENTUALLY_S)
+
+    assert door.engine.health_check()["queue"]["accepted"] == before
+    assert door.engine.health_check()["requests"] == 0
 
 
 def test_ping_answers_while_many_requests_are_being_generated(door: Door) -> None:

@@ -50,13 +50,13 @@ def test_a_stream_has_the_bytes_of_the_whole_answer_under_the_same_chunk_profile
 def test_only_streams_compete_for_their_first_audio(
     http: httpx2.Client, door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, begin = [], EngineRuntime.begin
+    begun, submit = [], EngineRuntime.submit
 
     def note(*arguments: object, streams: bool) -> object:
         begun.append(streams)
-        return begin(*arguments, streams=streams)
+        return submit(*arguments, streams=streams)
 
-    monkeypatch.setattr(EngineRuntime, "begin", note)
+    monkeypatch.setattr(EngineRuntime, "submit", note)
     for fields in ({"stream": True}, {}):
         http.post("/v1/tts", json=SHORT | fields)
     http.post("/v1/tts/batch", json={"items": [{"text": "Hi."}], "max_new_tokens": 4})

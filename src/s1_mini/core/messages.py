@@ -14,8 +14,8 @@ class Conditions(NamedTuple):
     """The options of a request and of one of its utterances, passed to every stage."""
 
     sampling: SamplingParams
-    seed: int  # the request's seed; the random numbers depend on it and on `utterance`
-    utterance: int  # the utterance's number in the request
+    seed: int  # of a part of the request; the random numbers depend on it and on `utterance`
+    utterance: int  # the utterance's number in its part
     max_steps: int  # maximum number of steps of an autoregressive stage
     voice: Mapping[str, Any]  # named arrays, defined by the family
     text_start: int | None = None  # position where the text begins; None if no word times are requested

@@ -56,6 +56,7 @@ class OutputQueue:
         """Deliver a chunk and its attention scores. If the request has ended, the chunk is dropped."""
         with self._changed:
             if not self._ended:
+                self._is_accepted = True
                 self._chunks.append((chunk, frames))
                 self._num_bytes += chunk.audio.nbytes
                 if not self.whole:
@@ -96,13 +97,6 @@ class OutputQueue:
         with self._changed:
             self._wake = wake
 
-    def poll_accepted(self) -> bool:
-        """Return whether the request was accepted. Raises the error of a request that was not."""
-        with self._changed:
-            if self._ended and self._error is not None and not self._is_accepted:
-                raise self._error
-            return self._is_accepted or self._ended
-
     def poll(self) -> tuple[AudioChunk | None, bool]:
         """Return the next chunk, or None if there is none yet, and whether the request is over.
 
@@ -136,7 +130,8 @@ class OutputQueue:
         """Wait until the request is accepted. Raises the error of a request that was not."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_accepted or self._ended)
-        self.poll_accepted()
+            if self._error is not None and not self._is_accepted:
+                raise self._error
 
     def _notify(self) -> None:
         self._changed.notify_all()
@@ -175,7 +170,8 @@ class Output(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         if not self._is_closed:
             self._is_closed = True
             self.queue.close()
-            self._on_close()
+            on_close, self._on_close = self._on_close, _do_nothing  # it refers to the request
+            on_close()
 
     async def aclose(self) -> None:
         """Cancel the request if it has not ended."""

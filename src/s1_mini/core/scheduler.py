@@ -339,6 +339,7 @@ class Scheduler:
         """Queue the utterances of a submitted request; a request without any ends. Raises `QueueFullError`."""
         with self._lock:
             if request.has_ended:
+                request.release()
                 return
             now = request.arrived = self.clock()
             if utterances:
@@ -530,7 +531,8 @@ class Scheduler:
         for request in self.ledger.late(now):
             begun = [each.sequences[self._pipeline.counted] for each in request.utterances if each.sequences]
             frames = request.num_finished + sum(sequence.produced for sequence in begun)
-            reason = f"after {frames} frames" if request.utterances else "before its text and voice were prepared"
+            is_queued = request.utterances or request.front
+            reason = f"after {frames} frames" if is_queued else "before its text and voice were prepared"
             self._pipeline.end(request, RequestTimeoutError(f"timed out {reason}"))
 
     def _wake(self, stage: int) -> None:

@@ -101,6 +101,9 @@ class RemoteCore:
             )
 
     def open(self, request: Request, utterances: list[Utterance]) -> None:
+        if request.has_ended:
+            request.release()
+            return
         if utterances:
             request.arrived, request.utterances = time.monotonic(), utterances
             self.line.submit(request)
@@ -193,8 +196,9 @@ class Relay:
             await asyncio.sleep(POLL_S)
             self.admit()  # a consumer may have caught up
             for request in self._ledger.late(time.monotonic()):
-                message = f"timed out after {request.speech.sent_s:.1f} s of audio"
-                self._end(request, RequestTimeoutError(message))
+                seconds = f"after {request.speech.sent_s:.1f} s of audio"
+                reason = seconds if request.admitted else "before its text and voice were prepared"
+                self._end(request, RequestTimeoutError(f"timed out {reason}"))
 
     async def close(self, error: S1MiniError) -> None:
         for request in self._ledger.all():
@@ -208,6 +212,8 @@ class Relay:
         """Start utterances in the order of the queue."""
         now = time.monotonic()
         for utterance in self._line.take(max(0, self._max_open - len(self._open)), now):
+            if utterance.request.has_ended:  # between `open` and this call
+                continue
             self._ledger.count_admitted(utterance.request, now)
             self._pieces[utterance] = deque()
             self._open[utterance] = asyncio.create_task(self._receive(utterance))
@@ -244,8 +250,9 @@ class Relay:
             async for piece in pieces:
                 set_voice = utterance.set_voice
                 if piece.made is not None and set_voice is not None:  # later utterances continue this voice
+                    set_voice(piece.made)
                     utterance.set_voice, request.awaits_voice = None, False
-                    self._build_later(request, partial(set_voice, piece.made))
+                    self._build_later(request)
                 request.was_cut |= piece.was_cut
                 self._ledger.metrics.frames += piece.consumed
                 waiting.append(piece)
@@ -274,13 +281,12 @@ class Relay:
             else:
                 self.finish(request)
 
-    def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:
-        """Build the next utterances of a request after `prepare`, in a thread."""
+    def _build_later(self, request: Request) -> None:
+        """Build the next utterances of a request in a thread."""
         count = min(MAX_QUEUED - self._line.num_waiting(request), AHEAD - len(request.utterances))
         builds = request.take_later(count)
 
         def work() -> list[Utterance]:
-            prepare()
             return [later.build() for later in builds]
 
         if builds:

@@ -34,7 +34,7 @@ class Work:
     prompt: PromptTokens
     sampling: SamplingParams
     seed: int
-    utterance: int  # index in its request; selects the random numbers together with the seed
+    utterance: int  # number in its part; selects the random numbers together with the seed
     max_steps: int
     profile: ChunkProfile = "balanced"
     is_streamed: bool = False  # audio is delivered while it is generated

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -115,6 +116,7 @@ class FairPool:
             try:
                 result = work(Check(future))
             except BaseException as error:  # the caller receives any error
+                traceback.clear_frames(error.__traceback__)  # they refer to the work, which refers to the future
                 with suppress(InvalidStateError):  # the future was cancelled, or ended by `close`
                     future.set_exception(error)
             else:
@@ -133,7 +135,7 @@ class FairPool:
                 if self._is_closed:
                     return None
                 self._changed.wait()
-            taken = min(self._waiting, key=lambda each: self._turns.next(each.client))  # of equal turns, the first
+            taken = min([*self._waiting], key=lambda each: self._turns.next(each.client))  # of equal turns, the first
             self._turns.charge(taken.client)
             self._remove(taken)
             self._running.add(taken.future)

@@ -94,7 +94,7 @@ class EngineRuntime:
         """
         queue, description = accepted.speech.queue, self.speaker.description
         parts = [self._part(part.request, part.script, encoded, accepted) for part in plan.parts]
-        warning = self._warning(request, plan, [voice for spoken, _ in parts for voice in spoken.voices])
+        warning = self._warning(request, plan.warnings, [voice for spoken, _ in parts for voice in spoken.voices])
         finishes = [finish for _, finish in parts]
         if plan.has_markup:
             rate = request.sample_rate or description.sample_rate
@@ -107,7 +107,7 @@ class EngineRuntime:
         """Begin an accepted request whose text is still being written. Raises the errors of `begin`."""
         assert request.stream is not None
         voices, form = self._voices(request, encoded), self.planner.form_in(request.language)
-        warning = self._warning(request, Plan((), "", ()), voices)
+        warning = self._warning(request, (), voices)
         accepted.speech.queue.finish = Finishing(PartFinish(effects=self._effects(request)), None, warning)
         self.synthesizer.begin_stream(
             accepted,
@@ -140,9 +140,9 @@ class EngineRuntime:
         self.speaker.description.check_voice(sorted(self.voices.registry.names))
         return ()
 
-    def _warning(self, request: TTSRequest, plan: Plan, voices: Sequence[Voice]) -> str | None:
+    def _warning(self, request: TTSRequest, said: Sequence[str | None], voices: Sequence[Voice]) -> str | None:
         transcripts = (reference.text for reference in request.references)
-        warnings = [*plan.warnings, self.speaker.description.voice.transcript_warning(transcripts)]
+        warnings = [*said, self.speaker.description.voice.transcript_warning(transcripts)]
         warnings += [voice.warning for voice in voices]
         return " ".join(dict.fromkeys(filter(None, warnings))) or None
 
@@ -295,6 +295,8 @@ class Preparation:
                 self._encoding.cancel()
 
     def _encode(self, plan: Plan | None, check: Check) -> None:
+        if self._accepted.has_ended:  # such as at its deadline
+            return
         self._begin(plan, [self._running.references.encode(each, check) for each in self._request.references])
 
     def _begin(self, plan: Plan | None, encoded: Sequence[Voice]) -> None:
@@ -302,6 +304,7 @@ class Preparation:
             self._running.begin_stream(self._request, self._accepted, encoded)
         else:
             self._running.begin(self._request, self._accepted, plan, encoded)
+        del self._request, self._running  # the consumer's output keeps this object
 
 
 def _report(core: Core, accepted: Request, work: Future[None]) -> None:
