@@ -21,7 +21,10 @@ class Names(griffe.Extension):
         """Take the description of a setting, otherwise the comment after an attribute or the comments above it."""
         keywords = {getattr(each, "name", ""): each for each in getattr(attr.value, "arguments", ())}
         if "description" in keywords:
-            text = str(ast.literal_eval(str(keywords["description"].value)))
+            try:
+                text = str(ast.literal_eval(str(keywords["description"].value)))
+            except ValueError:  # an f-string, whose values are not known here
+                text = ""
             attr.value = keywords.get("") or next(iter(keywords.values()))
         else:
             text = commented(attr)
