@@ -36,7 +36,7 @@ class OutputQueue:
         self._finished: deque[AudioChunk] = deque()  # chunks that `finish` has completed; used by the consumer
         self._error: BaseException | None = None
         self._ended = self._is_accepted = False
-        self._num_bytes = 0
+        self.queued_bytes = 0  # size of the audio in this queue
         self.held_bytes = 0  # size of audio that waits elsewhere, such as in the engine's process
         self.on_take: Callable[[], None] | None = None
         self.reports_takes = False  # whether to call `on_take`; true while the request is paused
@@ -58,7 +58,7 @@ class OutputQueue:
             if not self._ended:
                 self._is_accepted = True
                 self._chunks.append((chunk, frames))
-                self._num_bytes += chunk.audio.nbytes
+                self.queued_bytes += chunk.audio.nbytes
                 if not self.whole:
                     self._notify()
 
@@ -77,7 +77,7 @@ class OutputQueue:
     @property
     def unread_bytes(self) -> int:
         """Size of the audio that the consumer has not taken; readable from any thread."""
-        return self._num_bytes + self.held_bytes
+        return self.queued_bytes + self.held_bytes
 
     # Called by the consumer.
 
@@ -109,7 +109,7 @@ class OutputQueue:
                         raise self._error
                     return None, self._ended
                 chunk, frames = self._chunks.popleft()
-                self._num_bytes -= chunk.audio.nbytes
+                self.queued_bytes -= chunk.audio.nbytes
             if self.reports_takes and (on_take := self.on_take) is not None:  # None after the end
                 on_take()
             if self.finish is None:

@@ -91,7 +91,7 @@ class Incoming:
 
     @property
     def taken_bytes(self) -> int:
-        return self.received_bytes - self.queue.unread_bytes + self.queue.held_bytes
+        return self.received_bytes - self.queue.queued_bytes
 
 
 class EngineLink:

@@ -233,7 +233,7 @@ class Relay:
             self._end(request)
 
     def forget(self, request: Request) -> None:
-        """Release a request whose consumer was told about its end."""
+        """Release a request that `RemoteCore.refuse` has ended."""
         request.has_ended = True
         request.release()
 
