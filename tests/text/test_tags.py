@@ -8,6 +8,7 @@ import pytest
 
 from s1_mini.alignment.written import find_groups, find_written, keys
 from s1_mini.text import spoken
+from s1_mini.text.form import TextForm
 from s1_mini.text.reading import read_html
 from s1_mini.text.tags import blank_tags, without_tags
 
@@ -15,21 +16,21 @@ from s1_mini.text.tags import blank_tags, without_tags
 @pytest.mark.parametrize(
     ("source", "shown"),
     [
-        # Block elements are lines; paragraphs and headings have blank lines around them.
+        # Block elements are lines that end a sentence; paragraphs and headings have blank lines around them.
         ("First line<br>Second line", "First line\nSecond line"),
         ("One<br/><br />two", "One\n\ntwo"),
         ("<p>One</p><p>Two</p>", "One\n\nTwo"),
         ("<p>One\n<p>Two", "One\n\nTwo"),
-        ("<div>One</div> <div>Two</div>", "One\nTwo"),
+        ("<div>One</div> <div>Two</div>", "One\n\x1e\nTwo"),
         ("<div>One</div>\n\n<div>Two</div>", "One\n\nTwo"),
-        ("<section><article>One</article></section>Two", "One\nTwo"),
+        ("<section><article>One</article></section>Two", "One\n\x1e\nTwo"),
         ("<h1>Title</h1>Text", "# Title\n\nText"),
         ("One<hr>two", "One\n\n***\n\ntwo"),
-        ("<ul>\n  <li>Milk</li>\n  <li>Eggs</li>\n</ul>\nDone", "- Milk\n- Eggs\nDone"),
+        ("<ul>\n  <li>Milk</li>\n  <li>Eggs</li>\n</ul>\nDone", "- Milk\n- Eggs\n\x1e\nDone"),
         ("<li><p>Milk</p></li><li></li>", "- Milk"),
         ("<tr><th>Name</th><th>Age</th></tr><tr><td>Tom</td><td>5</td></tr>", "\x1f\nName, Age\n\x1f\nTom, 5"),
-        ("<dl><dt>Cat<dd>An animal.</dl>", "Cat\nAn animal."),
-        ("<select><option>One<option>Two</select>", "One\nTwo"),
+        ("<dl><dt>Cat<dd>An animal.</dl>", "Cat\n\x1e\nAn animal."),
+        ("<select><option>One<option>Two</select>", "One\n\x1e\nTwo"),
         # Other elements do not divide words.
         ("un<b>believ</b>able", "unbelievable"),
         ('a <a href="x">link</a>, <i>it</i>', "a link, it"),
@@ -82,6 +83,12 @@ def test_the_words_of_html_are_spoken_and_no_others() -> None:
 
     assert spoken(source) == "Title.\n\nOne\ntwo\n\na pen,\nink"
     assert spoken("<p>Das sind 3</p><p>Katzen</p>", "de") == "Das sind drei\n\nKatzen"
+
+
+def test_a_block_element_ends_a_sentence_and_a_line_break_does_not() -> None:
+    source = "<div>Breaking news</div><div>A storm<br>comes</div>"
+
+    assert TextForm("en").script(source, 100).structured == "Breaking news\x1eA storm comes"
 
 
 def test_the_words_between_tags_keep_their_positions() -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from s1_mini.text.structure import ITEM_BREAK
+from s1_mini.text.structure import ITEM_BREAK, SENTENCE_BREAK
 from s1_mini.text.tables import words
 
 _TOKEN = re.compile(
@@ -62,9 +62,9 @@ FILLER = "\u2060"  # word joiner
 def without_tags(text: str) -> str:
     """Return `text` without HTML tags, comments and invisible elements; entities stay. Other text is not changed.
 
-    Block elements become lines, paragraphs and headings have blank lines around them, and a comma separates the cells
-    of a table. Headings, list items and rules get the marks of Markdown. A tag in a code span, or one that is not HTML
-    (press <Enter>), only loses its brackets.
+    Block elements become lines that end a sentence, paragraphs and headings have blank lines around them, and a comma
+    separates the cells of a table. Headings, list items and rules get the marks of Markdown. A tag in a code span, or
+    one that is not HTML (press <Enter>), only loses its brackets.
     """
     if "<" not in text:
         return text
@@ -178,6 +178,7 @@ class _Output:
     parts: list[str] = field(default_factory=list)
     num_breaks: int = 0
     mark: str = ""  # of the next line
+    is_block: bool = False  # whether the next line begins or follows a block element
 
     def add(self, text: str) -> None:
         if self.num_breaks:
@@ -186,8 +187,9 @@ class _Output:
             if not bare:
                 return
             breaks = "\n" * self.num_breaks if self.parts else ""
-            text = f"{breaks}{self.mark}{bare}"
-            self.num_breaks, self.mark = 0, ""
+            ends_sentence = self.is_block and breaks == "\n" and not self.mark
+            text = f"{breaks}{f'{SENTENCE_BREAK}{breaks}' if ends_sentence else self.mark}{bare}"
+            self.num_breaks, self.mark, self.is_block = 0, "", False
         self.parts.append(text)
 
     def break_line(self, num_breaks: int, mark: str | None) -> None:
@@ -233,6 +235,7 @@ def _lay_out(output: _Output, tag: str, following: str) -> None:
     elif name in _BLOCKS:
         opened = "" if tag.startswith(("/", "!")) else _MARKS.get(name)
         output.break_line(2 if name in _PARAGRAPHS else 1, opened)
+        output.is_block = True
     elif tag in ("td", "th"):
         output.end_cell()
     elif name in _BOXES and output.last()[-1:].isalnum() and following.isalnum():
