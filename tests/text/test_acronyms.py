@@ -55,6 +55,13 @@ The MPs' pay rose.|The M P's pay rose.
 He took the ACT twice.|He took the A C T twice.
 Get IT done.|Get it done.
 Tell US more.|Tell us more.
+The ACT is shorter than the SAT.|The A C T is shorter than the S A T.
+READ THE ACT.|read the act.
+She got three As, two Bs and some Cs.|She got three ays, two B's and some sees.
+The As and Bs are in front.|The ays and B's are in front.
+He has straight As.|He has straight ays.
+Mind your Ps and Qs.|Mind your P's and cues.
+As I said, all As I know.|As I said, all As I know.
 ICE agents had a PET scan and a PIN.|ice agents had a pet scan and a PIN.
 """
 

@@ -86,6 +86,7 @@ Fruit, e.g. Apples, is good.|It was Lakers vs. Celtics.|See No. 5 and fig. 3.|Se
 St. John and Mt. Fuji|Rev. Dr. King|At 5 a.m. Mr. Smith went out.|By 5 p.m. (the deadline) we left.
 He is no. 1 in the world.|Art. 5 sec. 3 of the law|"We left at 6 p.m." he said.
 We stayed in the U.S. (United States).|ca. 1900|Let us meet Sun. afternoon.
+School Dist. 5 voted.|Tel. +1 212 555 0147|A 2 bdrm. flat|2 blks. to the park
 """
 
 

@@ -76,7 +76,7 @@ _LETTERS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-ωА-я]\.)*+[A-Za-zÀ-ɏΑ-ωА-я]")
 _NEVER_LAST = frozenset(
     words("vs cf ca resp incl excl approx e.g i.e z.b d.h bzw ggf evtl inkl zzgl vgl hr fr mme mlle sra srta")
 )
-_NUMBERED = frozenset(words("no nos nr num p pp vol fig art sec ch abb kap"))  # before a number
+_NUMBERED = frozenset(words("no nos nr num p pp vol fig art sec ch abb kap tel"))  # before a number
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(
         words(
@@ -85,7 +85,7 @@ _KINDS: dict[str, Kind] = {
         ),
         "title",
     ),
-    **dict.fromkeys(words("dept est univ intl natl govt assn assoc asst"), "part"),
+    **dict.fromkeys(words("dept est univ intl natl govt assn assoc asst dist bdrm bdrms blk blks"), "part"),
     **dict.fromkeys(
         words("inc ltd co corp bros jr sr etc usw al esq ave blvd rd hwy pkwy ph.d b.sc m.sc m.d b.a m.a b.s"), "other"
     ),
@@ -309,7 +309,11 @@ def _is_abbreviated(line: str, dot: int, following: str) -> bool:
     low = word.lower()
     if low.isdecimal() and len(low) <= 2:  # the number of a list item
         return not before or before in _ENDS
-    if low in _NUMBERED and following.isdecimal() and is_numbered(line, start, dot + 1):
+    if (
+        low in _NUMBERED
+        and (following.isdecimal() or (low == "tel" and following in "+("))
+        and is_numbered(line, start, dot + 1)
+    ):
         return True
     kind = _kind(word, before, line, start)
     if kind is None:

@@ -182,9 +182,7 @@ def _is_before_number(following: str, kind: Kind) -> bool:
         return _MEASURE.match(following) is None and _COUNT.match(following) is not None
     if kind == "half":
         return _DATE.match(following) is None
-    if kind in ("day", "month"):
-        return (_COUNT if kind == "day" else _PERSONS).match(following) is not None
-    return _COUNT.match(following) is not None
+    return (_PERSONS if kind in ("month", "part") else _COUNT).match(following) is not None
 
 
 def _is_before_name(text: str, start: int, after: re.Match[str], kind: Kind) -> bool:

@@ -38,7 +38,8 @@ _ANYWHERE = table(
     "mgr=manager, incl=including, excl=excluding, qty=quantity, pkg=package, doz=dozen, attn=attention, hrs=hours, "
     "mins=minutes, secs=seconds, wk=week, wks=weeks, yrs=years, mos=months, pts=points, std=standard, "
     "orig=original, alt=alternate, mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, rm=room, "
-    "bldg=building, eds=editors, acct=account, ctrl=control, cmd=command, esc=escape"
+    "bldg=building, eds=editors, acct=account, ctrl=control, cmd=command, esc=escape, "
+    "blk=block, blks=blocks, bdrm=bedroom, bdrms=bedrooms, tel=telephone, elev=elevation"
 )
 _SLASHED = table(
     "w/o=without, w/=with, b/c=because, 24/7/365=twenty-four seven three sixty-five, c/o=care of, w/out=without, "
@@ -145,10 +146,12 @@ _SPOONS = re.compile(r"(?<![\w.,/])((?:\d{1,2}[ -])?\d{1,2}(?:/\d{1,2})?|[½¼¾
 _VERSION = re.compile(r"(?<![\w.])([vV])\.(?=\d)")
 _AT_START = re.compile(r"(?:^|(?<=[.!?] ))(Min|Max)\.(?= [a-z\d])", re.MULTILINE)
 _UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty|[Vv]er)(:?) (?=#?\d)")
+_LENGTHS = table("dist=distance, alt=altitude, elev=elevation")
+_OF_LENGTH = re.compile(r":?(?: of)? \d[\d.,]*+ ?(?:k?m|mi|ft|yd|miles|met(?:er|re)s)\b")
 _SLASHED_DAYS = re.compile(rf"(?<![\w/])((?:{_one_of(_SHORT_DAYS)})(?:/(?:{_one_of(_SHORT_DAYS)})){{1,6}})(?![\w/])")
 _SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
-_UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc)(?![\w./])")
+_UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc|bdrms?|blks?)(?![\w./])")
 _LETTERS = re.compile(r"(?<![\w.'-])((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
 _INITIAL_BEFORE = re.compile(
@@ -174,7 +177,7 @@ _NEVER_LAST = frozenset(words("vs e.g i.e cf viz approx incl excl w.r.t s.t"))
 _PARTS = frozenset(
     words(
         "dept govt dist univ assn intl natl avg hosp assoc asst misc mgr attn std orig alt temp mts bldg rm doz pkg "
-        "eds acct"
+        "eds acct blk blks bdrm bdrms"
     )
 )
 _UNITS = frozenset(words("hrs mins secs wk wks yrs mos pts"))
@@ -200,9 +203,10 @@ def _dotted(found: re.Match[str]) -> str:
     word, before = found[1].lower(), text_before(found, 34)
     if word in _AFTER_A_NAME and found[1].islower() and not _NAME_BEFORE.search(before):
         return found.group()
-    if word in _ADJECTIVES and not (_QUALIFIES.match(text_after(found, 12)) or _QUALIFIED.search(before)):
+    length = _LENGTHS.get(word) if _OF_LENGTH.match(text_after(found, 30)) else None
+    if word in _ADJECTIVES and not (length or _QUALIFIES.match(text_after(found, 12)) or _QUALIFIED.search(before)):
         return found.group()
-    said = _cased(_ANYWHERE[word], found[1])
+    said = _cased(length or _ANYWHERE[word], found[1])
     if word in ("sr", "jr") and not _NAME_BEFORE.search(before):
         return said  # Sr. Engineer
     if word in _NEVER_LAST:

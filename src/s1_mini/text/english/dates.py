@@ -95,10 +95,12 @@ _DASHED = re.compile(
 _YEAR_MONTH = re.compile(r"(?<![\w/.,$£€-])((?:19|20)\d\d)([-/])(0[1-9]|1[0-2])(?![\w/%]|[.,]\d|-\d)")
 _BETWEEN_DATES = re.compile(r"(?<=\d-\d\d)(?:\s?[–—]\s?|\s-\s)(?=\d{4}-\d\d(?!\d))")
 _SAYS_MONTH = re.compile(
-    r"\b(?:dated?|released?|published|updated|created|issued?|expires|month|version|as of|[12]\d{3}-(?:0[1-9]|1[0-2]) ?"
+    r"\b(?:dated?|released?|published|updated|created|issued?|expires|month|version|as of|until|till|"
+    r"since|[12]\d{3}-(?:0[1-9]|1[0-2]) ?"
     r"(?:to|until|[-–]))(?::| in| on)? ?$",
     re.IGNORECASE,
 )
+_UNTIL_MONTH = re.compile(r" (?:to|until|through) (?:19|20)(\d\d)-(0[1-9]|1[0-2])(?![\w/%]|[.,]\d|-\d)")
 _SEASON = re.compile(
     r" (?:[a-z]{1,20} )?(?:seasons?|campaign|school|academic|fiscal|budget|winter|term|tour|financial)\b"
 )
@@ -178,7 +180,9 @@ def _year_month(found: re.Match[str]) -> str:
     year, mark, month = found.groups()
     may_span = int(month) > int(year[2:]) and not (mark == "/" and int(month) > int(year[2:]) + 1)
     is_season = _SEASON.match(found.string, found.end()) is not None
-    if may_span and (is_season or not _SAYS_MONTH.search(text_before(found, 20))):
+    until = _UNTIL_MONTH.match(found.string, found.end())
+    says_month = _SAYS_MONTH.search(text_before(found, 20)) or (until and int(until[2]) <= int(until[1]))
+    if may_span and (is_season or not says_month):
         return f"{_year(year)} to {_year(year[:2] + month)}" if month[0] == "0" and mark == "-" else found.group()
     return f"{MONTHS[int(month) - 1]} {_year(year)}"
 

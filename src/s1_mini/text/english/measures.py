@@ -131,7 +131,8 @@ _PART_OF = re.compile(
 _SCORE = re.compile(r"\b(?:score|result|grade|marks?|points|rating): ?$", re.IGNORECASE)
 _WORD = re.compile("[A-Za-z]++|[.!?\n]")
 _OUT_OF = re.compile(
-    r" (?:stars?|points|on (?:the|my|his|her|a|our|their) (?:\w{1,20} )?(?:test|quiz|exam)|questions|correct)\b"
+    r" (?:stars?|(?:star )?(?:reviews?|ratings?|scores?)|points|"
+    r"on (?:the|my|his|her|a|our|their) (?:\w{1,20} )?(?:test|quiz|exam)|questions|correct)\b"
 )
 _LABELLED = re.compile(r"(?:^|\n|[:(]\s?|(?<![.!?] )\b[A-Z][a-z]+ |, [a-z]+ )$")
 _LABEL_ENDS = re.compile(r"(?<!\s)\.?\s*+$|\.?\n|[,;)]| [-–—]|\. [A-Z]| (?:would|must|highly|definitely|recommend)")

@@ -80,7 +80,7 @@ _LETTERED = {
         _TESTS,
     ),
     "ACT": (
-        r"an|SAT|PSAT|her|his|my|their|your|(?:SAT|GRE) (?:and|or)(?: the)?|(?:took|tak\w{1,3}|for|on)(?: the)?",
+        r"the|an|SAT|PSAT|her|his|my|their|your|(?:SAT|GRE) (?:and|or)|took|tak\w{1,3}|for|on",
         _TESTS,
     ),
     "ADD": ("has|have|had|having|with|of", r"medications?|diagnos\w{2}|symptoms?|patients?|treatment|(?:and|or) ADHD"),
@@ -156,9 +156,11 @@ _WORDS_DIALLED = re.compile(
 _DIALLED = re.compile(
     r"\b((?:call|dial|ring|phone|telephone|tel|text|fax|mobile|cell|whatsapp|hotline|helpline|code|pin|zip|extension|password|"
     r"ends?|ending)\.?(?: us| me| him| her| them| now)?(?: is| on| in| at| number)?:?) "
-    r"(\d{2,8}(?:[ -]\d{2,5}){2,4}|\d{5} \d{5,6}|\d{3} \d{3}|\d{3,12})\b(?![.,]\d|-\d)",
+    r"(\d{2,8}(?:[ -]\d{2,5}){2,4}|\d{5} \d{5,6}|\d{3} \d{3}|\d{3,12})\b"
+    r"(?![.,]\d|-\d| (?:people|customers|clients|others|more|times)\b)",
     re.IGNORECASE,
 )
+_EITHER_DIALLED = re.compile(r"\b((?:call|dial|ring|phone|text) )(\d{3})( or )(\d{3})\b(?![.,]\d|-\d)", re.IGNORECASE)
 _OWN_NUMBER = re.compile(
     r"(\b(?:my|your|his|her|our|their|phone|cell|account|order|tracking|reference|confirmation|serial|case|policy|customer|"
     r"member\w{0,4}|contact) number(?:'s| is| was|:)? )(\d{7,12})(?![\w.,-]*\d)",
@@ -190,6 +192,7 @@ _SPAN = re.compile(r"(?<![\w.,-])([A-Z]{1,3})(\d{1,4})[-–](?=\1(\d{1,4})(?![\w
 _VOWEL = re.compile("[AEIOUYaeiouy]")
 _ROWS = re.compile(r"(?<=\b[A-Z])–(?=[A-Z]\b)")  # seats D–F
 _STANDARD = re.compile(r"(?<![\w.])([A-Z])\.(\d{3})(?![\w.]*\d)")  # H.264
+_PRERELEASE = re.compile(r"(?<=\d)-?(alpha|beta|rc)(?:[.-]?(\d{1,3}))?(?![\w-]|\.\d)")  # 1.0.0-rc.2
 _GLUED_VERSION = re.compile(r"(?<=[A-Z]{3})v(?=\d)")  # YOLOv8
 _RUN = re.compile(r"[A-Za-z]++|\d++")
 _MEASURED = re.compile(r"\d+(?:st|nd|rd|th|s|x|k|K|M|B|bn|tn|mn)|\d+(?:-[a-z]{2,}\d*)+|\d+(?:-\d+)*", re.IGNORECASE)
@@ -224,6 +227,7 @@ def read_phones(text: str) -> str:
     """Spell out telephone, card and zip numbers, and dialled codes, digit by digit."""
     text = _NATIONAL.sub(_national, _PHONE.sub(_phone, text))
     text = _WORDS_DIALLED.sub(_words_dialled, text) if "1-8" in text else text
+    text = _EITHER_DIALLED.sub(lambda found: f"{found[1]}{digits(found[2])}{found[3]}{digits(found[4])}", text)
     text = _OWN_NUMBER.sub(lambda found: found[1] + digits(found[2]), _DIALLED.sub(_dialled, text))
     return _ZIP.sub(lambda found: ", ".join(digits(part) for part in found.groups() if part), text)
 
@@ -247,6 +251,10 @@ def _version(found: re.Match[str]) -> str:
     if found[1] and is_engine and "." not in number:
         return f"V {said}"  # a V8 engine
     return f"version {said}" if found[1] else f"{found[3]} {said}" if found[3] else said
+
+
+def _prerelease(found: re.Match[str]) -> str:
+    return f" {'R C' if found[1] == 'rc' else found[1]}{' ' * bool(found[2])}{found[2] or ''}"
 
 
 _PLURAL_NUMBER = re.compile(r"(?<![\w.,'$£€/-])(7[0-8]7|911|501)s(?!\w)")  # 747s
@@ -325,7 +333,8 @@ def read_labels(text: str) -> str:
     text = _ADDRESS.sub(lambda found: found.group() if ":" in found[1] else _address(found), text)
     text = _ROWS.sub(" to ", text)
     text = _STANDARD.sub(lambda found: f"{found[1]} dot {run(found[2])}", text)
-    text = _VERSION.sub(_version, _GLUED_VERSION.sub(" v", text))
+    text = _PRERELEASE.sub(_prerelease, _GLUED_VERSION.sub(" v", text))
+    text = _VERSION.sub(_version, text)
     text = _PLACE.sub(lambda found: f"{found[1]} {run(found[2])}{' ' * bool(found[3])}{found[3]}", text)
     return _HOUSE.sub(lambda found: f"{run(found[1])}{' ' * bool(found[2])}{found[2]} ", text)
 
@@ -479,6 +488,16 @@ _CONTRACTED = re.compile(r"(?<![\w'])([A-Z]{1,12})'(T|RE|VE|LL|D|M|S)(?!\w)")
 _CLUSTER = re.compile("QU|(?:(?!QU)[B-DF-HJ-NP-TV-XZ]|^Y)+(?:QU)?")
 _HARD_VOWELS = re.compile("^(?:[AIOU]{3}|AA|IA|IE|II|OE|UE|UI|UO|UU)|(?<!Q)[AEIOU]{4}|(?<!Q)UU|II(?!$)")
 _JOINED = re.compile(r"(?<![\w&])([A-Z]{1,4}(?:&[A-Z]{1,4}){1,3})(?![\w&])")
+_SMALL = frozenset(each.lower() for each in SPELT if len(each) > 2 and not re.search("[AEIOUY]|PST", each)) | {
+    "npm",
+    "php",
+}
+_SMALL_INITIALISM = re.compile(rf"(?<![\w'./@-])(?:{'|'.join(sorted(_SMALL))})(?![\w'/@-]|\.\w)")  # html
+_LETTERS_OF = re.compile(  # two Bs, straight As
+    r"(?<![\w'.&-])(?!Ps\.)(?:([BCDFGHJKLNPQTWXYZ])s(?![\w'-]|\.? ?\d)|((?i:the|straight|all|mostly|two|three|four|"
+    r"five|six|seven|eight|nine|ten|\d{1,2}) )As(?= (?:and|or|but|in|on|for|from|this)\b|[.,;:!?)]|$))",
+    re.MULTILINE,
+)
 _CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})(s'(?=\s)|s|'s|ed|ing)?(?![\w])(?:-(?=[A-Z]\b))?")
 _NEXT = re.compile(r"[^\w.!?]{1,3}([A-Z]{2,20})\b")
 _BEFORE = re.compile(r"\b([A-Z]{2,20})[^\w.!?]{1,3}$")
@@ -579,6 +598,10 @@ def read_acronyms(text: str) -> str:
     text = _MIXED_CASE.sub(_mixed_case, text)
     text = _ENDS_SMALL.sub(_ends_small, text)
     text = _JOINED.sub(lambda found: " and ".join(" ".join(part) for part in found[1].split("&")), text)
+    text = _SMALL_INITIALISM.sub(lambda found: " ".join(found.group().upper()), text)
+    text = _LETTERS_OF.sub(
+        lambda found: letter_with_s(found[1]) if found[1] else f"{found[2]}{letter_with_s('A')}", text
+    )
     return _CAPITALS.sub(_capitals, text)
 
 
