@@ -2,7 +2,7 @@
 
 A real server runs with an engine whose requests get chunks at a fixed pace, as from a codec that decodes many requests
 at once: `engine` in the server's process, `process` in a process of its own. Clients read pcm streams over HTTP from
-another process. The engine's own share of the first way is below 0.01 ms. Linux only. Prints a table, then one line of JSON.
+another process. Linux only. Prints a table, then one line of JSON.
 
 python -m benchmark.chunks --streams 60 --chunks 100 --interval 0.05
 """
@@ -63,7 +63,8 @@ class PacedEngine(ProductionTTSEngine):
         self._waiting: deque[tuple[OutputQueue, int]] = deque()  # with the number of chunks so far
         threading.Thread(target=self._deliver, daemon=True).start()
 
-    def submit(self, request: TTSRequest, *, streams: bool = True) -> Output:  # noqa: ARG002
+    def submit(self, request: TTSRequest, *, streams: bool = True, as_int16: bool = False) -> Output:  # noqa: ARG002
+        """Submit a request; its text does not matter."""
         queue = OutputQueue(lambda: None)
         queue.accept()
         self._waiting.append((queue, 0))
@@ -98,7 +99,7 @@ def serve(port: int, way: str, num_chunks: int, interval_s: float, checkpoint: P
 def work(num_chunks: int, interval_s: float) -> None:
     """Run the engine's process."""
     PacedEngine.num_chunks, PacedEngine.interval_s = num_chunks, interval_s
-    engine_worker.ProductionTTSEngine = PacedEngine  # type: ignore[misc]
+    engine_worker.ProductionTTSEngine = PacedEngine  # type: ignore[misc, assignment, attr-defined]
     engine_worker.main()
 
 

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from contextlib import suppress
 
 import pytest
 
-from s1_mini.server.accounts import (
-    CPU_BURST_S,
-    CPU_SHARE,
-    MAX_DELAY_S,
-    Accounts,
-    CpuShares,
-    IdlePool,
-    Metered,
-    Resource,
-    client_of,
-)
+from s1_mini.server.accounts import Accounts, IdlePool, Resource, client_of
 from s1_mini.server.errors import BusyError, TooManyRequestsError
 
 REQUESTS, BYTES, CONNECTIONS = Resource.REQUESTS, Resource.BODY_BYTES, Resource.CONNECTIONS
@@ -227,58 +216,6 @@ def test_a_member_that_has_left_frees_its_place_once(pool: IdlePool[str]) -> Non
 
     assert len(pool) == 0
     assert pool.busy == []
-
-
-# ---- CPU
-
-
-def test_a_client_waits_once_it_has_used_more_of_the_event_loop_than_its_share() -> None:
-    now = [0.0]
-    shares = CpuShares(lambda: now[0])
-    shares.spend("hog", CPU_BURST_S + 0.1)
-
-    assert shares.delay_s("hog") == pytest.approx(0.1 / CPU_SHARE)
-    assert shares.delay_s("other") == 0.0
-    now[0] += 0.1 / CPU_SHARE
-    assert shares.delay_s("hog") == pytest.approx(0.0)
-
-
-def test_no_request_waits_longer_for_its_share_than_the_longest_delay() -> None:
-    shares = CpuShares(lambda: 0.0)
-    shares.spend("hog", 1000.0)
-
-    assert shares.delay_s("hog") == MAX_DELAY_S
-
-
-def test_the_cpu_time_of_a_coroutine_is_charged_to_its_client_and_its_outcome_is_kept() -> None:
-    held = accounts()
-    spent: list[float] = []
-    held.spend = lambda _, seconds: spent.append(seconds)  # type: ignore[method-assign]
-
-    async def work() -> None:
-        sum(range(100_000))
-        await asyncio.sleep(0)
-        raise BusyError("expected")
-
-    async def cancelled() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            spent.clear()
-
-    async def main() -> None:
-        with pytest.raises(BusyError):
-            await Metered(work(), held, "client")
-        assert len(spent) == 2
-        assert spent[0] > 0
-        task = asyncio.ensure_future(Metered(cancelled(), held, "client"))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(spent) == 1  # the clean-up step
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.runtime.running import EngineRuntime
 from s1_mini.server import limits
-from s1_mini.server.accounts import MAX_DELAY_S, Accounts
 from s1_mini.server.app import create_app
 from s1_mini.server.limits import PROBES
 from s1_mini.server.settings import ServerSettings
@@ -248,19 +247,6 @@ def test_a_refused_request_gets_the_retry_time_of_the_engine(
         refused = http.post("/v1/tts", json={"text": "Hi."})
 
     assert (refused.status_code, refused.headers["Retry-After"], code(refused)) == (503, "8", "queue_full")
-
-
-def test_a_wrong_key_is_refused_as_such_even_if_its_sender_is_over_its_share(
-    small_engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Accounts, "delay_s", lambda *_: MAX_DELAY_S)
-    with serving(small_engine, api_key="sesame") as door, door.client() as client:
-        statuses = [
-            client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
-            for key in ("wrong", "sesame")
-        ]
-
-    assert statuses == [401, 429]
 
 
 def test_requests_over_the_total_limit_get_503_and_over_the_client_limit_429(small_engine: ProductionTTSEngine) -> None:

@@ -14,12 +14,11 @@ an existing one and is refused only if none can be evicted (`IdlePool`). Used on
 
 from __future__ import annotations
 
-import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from enum import StrEnum
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from s1_mini.core.turns import CLIENT_SHARE, client_share
 from s1_mini.exceptions import S1MiniError
@@ -28,13 +27,7 @@ from s1_mini.server.errors import BusyError, TooManyRequestsError
 MAX_NAME = 64  # characters of a client's name that is not an address
 IPV6_CLIENT_BITS = 64  # one subscriber usually controls a whole /64
 
-CPU_SHARE = 0.5  # share of the event loop's core that one client may use while other clients are active
-CPU_BURST_S = 1.0  # event-loop seconds before a client is slowed down
-MAX_DELAY_S = 1.0  # maximum delay of one request
-MAX_CPU_CLIENTS = 10_000  # maximum number of clients whose event-loop time is remembered
-
 Member = TypeVar("Member", bound=Hashable)
-Result = TypeVar("Result")
 
 
 class Resource(StrEnum):
@@ -70,7 +63,6 @@ class Accounts:
         self._max_requests_per_client = max_requests_per_client
         self._total: Counter[Resource] = Counter()
         self._clients: dict[str, Counter[Resource]] = {}
-        self._cpu = CpuShares()
 
     def client(self, address: str, key: int | None = None) -> str:
         """Return the name of the client to charge for a request; `key` is the index of its API key, if it has one.
@@ -129,26 +121,6 @@ class Accounts:
         if held + amount > max(1, HOLDING_SHARES[resource] * (allowed - of_client + held)):
             return BusyError(f"This request needs more {name} than one request may now hold. Retry in one second.")
         return None
-
-    def spend(self, client: str, seconds: float) -> None:
-        if self.by_client:
-            self._cpu.spend(client, seconds)
-
-    def delay_s(self, client: str) -> float:
-        """Return the delay of a client's next request in seconds.
-
-        It is above 0 if the client used more than its share of the CPU and other clients are active.
-        """
-        delay_s = self._cpu.delay_s(client)
-        return delay_s if delay_s and self._has_others(client) else 0.0
-
-    def _has_others(self, client: str) -> bool:
-        """Return whether other clients hold anything besides connections."""
-        return any(
-            any(amount for resource, amount in held.items() if resource is not Resource.CONNECTIONS)
-            for other, held in self._clients.items()
-            if other != client
-        )
 
     def _change(self, client: str, resource: Resource, change: int) -> None:
         held = self._clients.setdefault(client, Counter())
@@ -318,51 +290,6 @@ class IdlePool(Generic[Member]):
         self.remove(member)
         self._evict(member)
         return True
-
-
-class CpuShares:
-    """Event-loop CPU seconds of clients, as leaky buckets."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()  # seconds, and when they were computed
-
-    def spend(self, client: str, seconds: float) -> None:
-        self._debts[client] = (self._debt(client) + seconds, self._clock())
-        self._debts.move_to_end(client)
-        if len(self._debts) > MAX_CPU_CLIENTS:
-            self._debts.popitem(last=False)
-
-    def delay_s(self, client: str) -> float:
-        """Return the seconds until a client's bucket is below `CPU_BURST_S`, at most `MAX_DELAY_S`."""
-        return min(MAX_DELAY_S, max(0.0, self._debt(client) - CPU_BURST_S) / CPU_SHARE)
-
-    def _debt(self, client: str) -> float:
-        seconds, since = self._debts.get(client, (0.0, 0.0))
-        return max(0.0, seconds - CPU_SHARE * (self._clock() - since))
-
-
-class Metered(Generator[Any, Any, Result], Awaitable[Result]):
-    """A coroutine whose event-loop CPU time is charged to a client, without the time of tasks that it starts."""
-
-    def __init__(self, work: Awaitable[Result], accounts: Accounts, client: str) -> None:
-        self._steps, self._accounts, self._client = work.__await__(), accounts, client
-
-    def __await__(self) -> Generator[Any, Any, Result]:
-        return self
-
-    def send(self, value: Any) -> Any:
-        return self._charge(self._steps.send, value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._charge(self._steps.throw, *error)
-
-    def _charge(self, step: Callable[..., Any], *given: Any) -> Any:
-        began = time.thread_time()
-        try:
-            return step(*given)
-        finally:
-            self._accounts.spend(self._client, time.thread_time() - began)
 
 
 def client_of(address: str) -> str:

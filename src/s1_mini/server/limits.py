@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import time
 from concurrent.futures import Executor
+from math import inf
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from s1_mini.exceptions import EngineNotReadyError, QueueFullError, S1MiniError
-from s1_mini.server.accounts import MAX_DELAY_S, Accounts, Holding, Metered, Resource
+from s1_mini.server.accounts import Accounts, Holding, Resource
 from s1_mini.server.errors import (
     ELEVENLABS_KEY,
     BodyError,
@@ -28,7 +29,6 @@ from s1_mini.server.errors import (
     ContentTypeError,
     DrainingError,
     OriginError,
-    TooManyRequestsError,
     UnauthorizedError,
 )
 from s1_mini.server.polly import access_key
@@ -45,7 +45,6 @@ PUBLIC = (*PROBES, "/", "/docs", "/openapi.json", "/execution-parameters")
 STATIC = "/static/"
 UNQUEUED = (*PUBLIC, "/models")  # a POST or WebSocket of any other path needs a place in the queue
 KEY_KINDS = ("bearer", "token")  # schemes of Authorization; Deepgram's clients send Token
-NEVER_DELAYED = ("/ping", "/ready")
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1")
 PORTS = {"http": 80, "https": 443}
 # Time limit for reading the rest of a refused body, because many clients read the response only after sending the body.
@@ -163,12 +162,7 @@ class AdmissionMiddleware:
         headers, record = Headers(scope=scope), record_of(HTTPConnection(scope))
         key = self._key_of(headers)
         record.client = self.accounts.client(scope["client"][0] if scope.get("client") else "", key)
-        delay_s = 0.0 if scope["path"] in NEVER_DELAYED else self.accounts.delay_s(record.client)
-        if delay_s:
-            await asyncio.sleep(delay_s)
         refused = self._no_access(scope, headers, has_key=key is not None)
-        if refused is None and delay_s >= MAX_DELAY_S:
-            refused = TooManyRequestsError("Your requests take more CPU time than your share. Retry in one second.")
         if refused is None and not is_public(scope["path"]):
             refused = await self._unready(scope)
         refused = refused or self._no_room(scope, headers, record)
@@ -179,9 +173,12 @@ class AdmissionMiddleware:
         needs_slot = _needs_slot(scope)
         if needs_slot:
             self.gate.enter()
+        # Sessions have their own time limits.
+        allowed_s = self.settings.stream_timeout_s + self.settings.request_timeout_s
+        ends = asyncio.get_running_loop().time() + (inf if scope["type"] == "websocket" else allowed_s)
         try:
-            work = self.app(scope, self._bounded(scope, receive, holding), self._in_pieces(scope, send))
-            await Metered(work, self.accounts, record.client)
+            with Sender(send, record, ends) as in_pieces:
+                await self.app(scope, self._bounded(scope, receive, holding), in_pieces)
         finally:
             holding.release()
             if needs_slot:
@@ -309,38 +306,69 @@ class AdmissionMiddleware:
 
         return read
 
-    def _in_pieces(self, scope: Scope, send: Send) -> Send:
-        """Return a `send` that splits a body into pieces, and sends each once the client has read enough.
 
-        It raises `ClientGoneError` if the client reads too slowly for the time limit, and the errors of `Holding.set`
-        if the client's unread audio exceeds its share.
-        """
-        loop, record = asyncio.get_running_loop(), record_of(HTTPConnection(scope))
-        ends = loop.time() + self.settings.stream_timeout_s + self.settings.request_timeout_s
-        if scope["type"] == "websocket":
-            ends = float("inf")  # sessions have their own time limits
+class Sender:
+    """An ASGI `send` that splits a body into pieces, and sends each once the client has read enough of it.
 
-        async def send_piece(message: Message) -> None:
-            while True:
-                try:
-                    # Uvicorn waits for the client before it writes, so a message that was cancelled was not sent.
-                    async with asyncio.timeout_at(min(ends, loop.time() + UNREAD_CHECK_S)):
-                        await send(message)
-                        return
-                except TimeoutError:
-                    if loop.time() >= ends:
-                        raise ClientGoneError from None
-                    if record.charge_unread is not None:
-                        record.charge_unread()
+    While a piece waits for the client, its unread audio is charged every `UNREAD_CHECK_S`. Sending raises the errors of
+    `Holding.set` if that exceeds the client's share, and `ClientGoneError` after `ends`, in seconds of the event loop.
+    Use it as a context manager.
+    """
 
-        async def send_all(message: Message) -> None:
-            content = memoryview(message.get("body", b""))
-            while len(content) > PIECE_BYTES:
-                await send_piece({**message, "body": bytes(content[:PIECE_BYTES]), "more_body": True})
-                content = content[PIECE_BYTES:]
-            await send_piece({**message, "body": bytes(content)} if message.get("body") else message)
+    def __init__(self, send: Send, record: RequestLog, ends: float) -> None:
+        self._send, self._record, self._ends = send, record, ends
+        self._waiting: set[asyncio.Timeout] = set()  # of the pieces that are being sent: a session may send several
+        self._error: Exception | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-        return send_all
+    def __enter__(self) -> Send:
+        self._look_later()
+        return self.send
+
+    def __exit__(self, *_: object) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+
+    async def send(self, message: Message) -> None:
+        """Send a message."""
+        content = message.get("body", b"")
+        while len(content) > PIECE_BYTES:
+            await self._send_piece({**message, "body": bytes(content[:PIECE_BYTES]), "more_body": True})
+            content = memoryview(content)[PIECE_BYTES:]
+            message = {**message, "body": content}
+        await self._send_piece(message)
+
+    async def _send_piece(self, message: Message) -> None:
+        try:
+            # Uvicorn waits for the client before it writes, so a message that was cancelled was not sent.
+            async with asyncio.timeout(None) as waiting:
+                self._waiting.add(waiting)
+                await self._send(message)
+        except TimeoutError:
+            raise self._error or TimeoutError from None
+        finally:
+            self._waiting.discard(waiting)
+
+    def _look(self) -> None:
+        self._look_later()
+        if not self._waiting:
+            return
+        if asyncio.get_running_loop().time() >= self._ends:
+            self._fail(ClientGoneError())
+        elif self._record.charge_unread is not None:
+            try:
+                self._record.charge_unread()
+            except S1MiniError as error:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        for waiting in self._waiting:
+            if not waiting.expired():
+                waiting.reschedule(0.0)
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(UNREAD_CHECK_S, self._look)
 
 
 def is_public(path: str) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,7 +20,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketState
 
 from s1_mini.exceptions import ParameterError, S1MiniError, TextError
-from s1_mini.server.accounts import Metered
 from s1_mini.server.bodies import SMALL_BYTES, check_structure, in_turn
 from s1_mini.server.errors import (
     BodyError,
@@ -128,7 +127,7 @@ class Session:
     async def run(self) -> None:
         """Read messages and speak until the session ends; send errors to the client. Raises `ClientGoneError`."""
         works = (self._read(), self._speak(), self._start_early())
-        tasks = [asyncio.ensure_future(self._metered(work)) for work in works]
+        tasks = [asyncio.ensure_future(work) for work in works]
         try:
             await asyncio.gather(*tasks)
             await self.protocol.end()
@@ -142,9 +141,6 @@ class Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.queue.forget()
-
-    def _metered(self, work: Coroutine[Any, Any, None]) -> Metered[None]:
-        return Metered(work, self.state.accounts, self.record.client)
 
     def evict(self) -> None:
         self._is_evicted = True
@@ -177,8 +173,6 @@ class Session:
                 if message["type"] == "websocket.disconnect":
                     raise ClientGoneError
                 await self._take(message)
-                if delay_s := self.state.accounts.delay_s(self.record.client):
-                    await asyncio.sleep(delay_s)
         finally:
             finishing.cancel()
             if receiving is not None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from starlette.datastructures import State
 
 from s1_mini.exceptions import MarkupError, NothingToSpeakError, RequestError, TextError
-from s1_mini.server.accounts import Metered, Resource
+from s1_mini.server.accounts import Resource
 from s1_mini.server.record import RequestLog
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
 from s1_mini.server.speech import AudioResponse, Times, speak
@@ -201,8 +201,7 @@ class SpeechQueue:
                 self._has_changed.clear()
                 await self._has_changed.wait()
                 continue
-            work = Metered(self._items[0].work(), self._state.accounts, self._record.client)
-            speaking = self._speaking = asyncio.ensure_future(work)
+            speaking = self._speaking = asyncio.ensure_future(self._items[0].work())
             try:
                 await asyncio.wait({speaking})
                 if not speaking.cancelled():  # by `clear`

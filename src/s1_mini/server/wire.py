@@ -13,7 +13,6 @@ import logging
 import socket
 import struct
 import sys
-import time
 from http import HTTPStatus
 from typing import Any
 
@@ -56,7 +55,6 @@ class HttpProtocol(H11Protocol):
         self.conn = self._parser = Parser(h11.SERVER, MAX_HEAD_BYTES + (ADDED_BYTES if state.member else 0))
         self._parser.max_headers += ADDED_HEADERS if state.member else 0
         self._connections: Connections = state.connections
-        self._accounts: Accounts = state.accounts
         self._allowed_s: float = state.settings.head_timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -71,15 +69,10 @@ class HttpProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        began = time.thread_time()
         super().data_received(data)
         self._update_timers()
         if self._watch_timer is None:
             self._watch()
-        # Charge the client of the last request, identified by its key or by the proxy; before any request, the address.
-        record = record_in(self.scope)
-        owner = record.client if record is not None else self._accounts.client(self.client[0] if self.client else "")
-        self._accounts.spend(owner, time.thread_time() - began)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -193,7 +186,6 @@ class SocketWire(WebSocketsSansIOProtocol):
         self._held = self._accounts.hold(self._accounts.client(self.client[0]))
 
     def data_received(self, data: bytes) -> None:
-        began = time.thread_time()
         for start in range(0, len(data), SLICE_BYTES):
             if self.transport.is_closing():
                 return
@@ -207,7 +199,6 @@ class SocketWire(WebSocketsSansIOProtocol):
             self._held.set(Resource.BODY_BYTES, num_bytes)
         except S1MiniError as error:
             self._end(TOO_BUSY, str(error)[:MAX_REASON])
-        self._accounts.spend(self._held.client, time.thread_time() - began)
 
     def _set_owner(self) -> None:
         """Charge the client that the handshake's key or the proxy identifies, once known, instead of the address."""

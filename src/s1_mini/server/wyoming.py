@@ -26,7 +26,7 @@ from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
 from s1_mini.exceptions import NothingToSpeakError, S1MiniError, TextError
-from s1_mini.server.accounts import Metered, Resource
+from s1_mini.server.accounts import Resource
 from s1_mini.server.bodies import check_structure, in_turn
 from s1_mini.server.errors import BodyError, ClientGoneError, IdleError, InvalidError, code_of, message_of, row_of
 from s1_mini.server.limits import LINGER_S, UNREAD_CHECK_S
@@ -107,7 +107,7 @@ class _Connection:
         """Respond to events until the client disconnects or an error ends the connection."""
         tasks = [
             asyncio.ensure_future(self._read()),
-            asyncio.ensure_future(Metered(self._answer(), self._state.accounts, self._client)),
+            asyncio.ensure_future(self._answer()),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -171,8 +171,6 @@ class _Connection:
             raise item
         event, num_bytes = item
         self._holding.add(Resource.BODY_BYTES, -num_bytes)
-        if delay_s := self._state.accounts.delay_s(self._client):
-            await asyncio.sleep(delay_s)
         return event
 
     async def _answer(self) -> None:
