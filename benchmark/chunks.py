@@ -99,7 +99,7 @@ def serve(port: int, way: str, num_chunks: int, interval_s: float, checkpoint: P
 def work(num_chunks: int, interval_s: float) -> None:
     """Run the engine's process."""
     PacedEngine.num_chunks, PacedEngine.interval_s = num_chunks, interval_s
-    engine_worker.ProductionTTSEngine = PacedEngine  # type: ignore[misc, assignment, attr-defined]
+    engine_worker.ProductionTTSEngine = PacedEngine  # type: ignore[assignment, attr-defined]
     engine_worker.main()
 
 

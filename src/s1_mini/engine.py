@@ -379,11 +379,12 @@ class ProductionTTSEngine(_Voices):
         """
         return self.submit(request, streams=streams).accepted()
 
-    def submit(self, request: TTSRequest, *, streams: bool = True) -> Output:
+    def submit(self, request: TTSRequest, *, streams: bool = True, as_int16: bool = False) -> Output:  # noqa: ARG002
         """Accept a request and return its audio at once; iterate over it in a thread or on an event loop.
 
-        `streams` is that of `speak`. Raises `ParameterError` for an invalid option, and `EngineError` if the engine is
-        not running; the output raises all other errors of `stream`.
+        `streams` is that of `speak`. With `as_int16`, the caller also takes int16 samples, which an engine in another
+        process sends; this one gives float samples. Raises `ParameterError` for an invalid option, and `EngineError` if
+        the engine is not running; the output raises all other errors of `stream`.
         """
         deadline = time.monotonic() + self.config.request_timeout_s
         while True:

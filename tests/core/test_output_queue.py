@@ -56,6 +56,34 @@ def test_an_event_loop_receives_the_same(queue: OutputQueue) -> None:
     thread.join()
 
 
+def test_chunks_of_many_requests_wake_an_event_loop_once() -> None:
+    queues, calls = [OutputQueue(lambda: None) for _ in range(5)], list[object]()
+
+    async def listen() -> list[float]:
+        loop = asyncio.get_running_loop()
+        call_soon = loop.call_soon_threadsafe
+        listening = [asyncio.ensure_future(anext(aiter(queue))) for queue in queues]
+        await asyncio.sleep(0)  # all wait
+        loop.call_soon_threadsafe = lambda *call: (calls.append(call), call_soon(*call))[1]  # type: ignore[method-assign]
+        for value, queue in enumerate(queues):
+            queue.put(chunk(value))
+        return [float(each.audio[0]) for each in await asyncio.gather(*listening)]
+
+    assert asyncio.run(listen()) == [0, 1, 2, 3, 4]
+    assert len(calls) == 1
+
+
+def test_a_consumer_gets_the_error_of_a_request_that_was_ended_for_it(queue: OutputQueue, closings: list[int]) -> None:
+    async def listen() -> None:
+        output = aiter(queue)
+        asyncio.get_running_loop().call_soon(lambda: output.fail(GenerationError("too late")))
+        await anext(output)
+
+    with pytest.raises(GenerationError, match="too late"):
+        asyncio.run(listen())
+    assert closings
+
+
 def test_a_non_streaming_consumer_is_woken_once() -> None:
     queue, wakes = OutputQueue(lambda: None, whole=True), list[bool]()
 

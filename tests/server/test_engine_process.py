@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,16 @@ from s1_mini import (
     QueueFullError,
     TextStream,
 )
+from s1_mini.audio.container import to_int16
 from s1_mini.packaging import compile_cache
 from s1_mini.packaging.write import lay_out, write_prefix
 from s1_mini.remote import channel, engine_process
-from s1_mini.remote.channel import ACKNOWLEDGED_S, WINDOW_S, Channel
+from s1_mini.remote.channel import WINDOW_S, Audio, Channel, Status
 from s1_mini.remote.devices import sees_gpu
 from s1_mini.remote.engine_process import EngineProcess, make_engine
 from s1_mini.remote.engine_worker import LogSender
 from s1_mini.server.engine import SpeechEngine
-from s1_mini.types import AudioChunk, TTSRequest
+from s1_mini.types import AudioChunk, EngineState, Timing, TTSRequest, Word
 from tests.families.qwen3_room import LETTERS, config, follow_text, written
 from tests.server.conftest import LONG_SPEECH, Door, serving
 from waiting import EVENTUALLY_S, has_ended, wait_until
@@ -221,7 +223,7 @@ def test_a_stream_that_nobody_reads_is_paused_and_its_audio_is_counted(apart: Do
     async def read_late() -> np.ndarray:
         stream = apart.engine.submit(request)
         heard = [await anext(stream)]
-        window = (WINDOW_S + ACKNOWLEDGED_S) * heard[0].sample_rate * heard[0].audio.itemsize
+        window = WINDOW_S * heard[0].sample_rate * heard[0].audio.itemsize
         while stream.unread_bytes < min(2 * window, 0.9 * expected.nbytes):
             await asyncio.sleep(0.01)
         return join(heard + [chunk async for chunk in stream])
@@ -343,6 +345,41 @@ def test_messages_are_sent_although_one_between_them_cannot_be_pickled() -> None
 
         assert [channel.read_messages(reader) for _ in range(3)] == [["Hi."], ["Bye."], None]
     assert unsent == [(lock, TypeError)]
+
+
+def test_chunks_keep_all_their_fields_and_their_order_on_the_way() -> None:
+    waves = [np.arange(5, dtype=np.float32), np.arange(3, dtype=np.int16), np.zeros(0, np.float32)]
+    chunks = [
+        AudioChunk(waves[0], 44_100, 1, spoken_text="Hi.", warning="quiet"),
+        AudioChunk(waves[1], 24_000, 0),
+        AudioChunk(waves[2], 8_000, 2, "stop", Timing(), words=(Word("Hi", 0, 2, 0.0, 0.5),)),
+    ]
+    sent = [Status(EngineState("ready"), None), Audio(1, chunks[:2]), Audio(2, chunks[1:2]), Audio(1, chunks[2:], True)]
+    record = io.BytesIO()
+    channel.write_messages(record, [*sent, "Bye."])
+    record.seek(0)
+
+    received = channel.read_messages(record)
+
+    assert received is not None
+    audio = [message for message in received if isinstance(message, Audio)]
+    assert [message.number for message in audio] == [1, 2, 1, 1]
+    assert audio[3] == Audio(1, (), has_ended=True)
+    assert [message for message in received if message not in audio] == [sent[0], "Bye."]
+    for expected, given in zip(chunks, [*audio[0].chunks, *audio[2].chunks], strict=True):
+        np.testing.assert_array_equal(given.audio, expected.audio, strict=True)
+        assert replace(given, audio=waves[0]) == replace(expected, audio=waves[0])
+    assert channel.read_messages(record) is None
+
+
+def test_samples_are_rounded_in_the_engines_process_for_a_caller_that_takes_them(single: EngineProcess) -> None:
+    request = TTSRequest.of("Hi.", seed=1, max_new_tokens=4)
+    expected = join(chunks_of(single, request))
+
+    async def collect() -> list[AudioChunk]:
+        return [chunk async for chunk in single.submit(request, as_int16=True)]
+
+    np.testing.assert_array_equal(join(asyncio.run(collect())), to_int16(expected), strict=True)
 
 
 def test_a_process_that_is_stopped_deletes_its_copy_of_a_compile_cache(

@@ -58,8 +58,11 @@ _UNKNOWN_LENGTH = 0xFFFFFFFF
 def to_int16(wave: np.ndarray) -> np.ndarray:
     """Round a float wave in [-1, 1] to little-endian int16 of the same shape; louder samples are clipped.
 
-    Raises `GenerationError` if a sample is NaN or infinite, because the model has then failed.
+    Samples that are int16 already stay as they are. Raises `GenerationError` if a sample is NaN or infinite, because
+    the model has then failed.
     """
+    if wave.dtype == np.int16:
+        return wave
     if wave.size == 0:
         return np.zeros(wave.shape, "<i2")
     least, most = _range(wave)
@@ -124,6 +127,11 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat) -> byt
         for start in range(0, len(samples), _BLOCK):
             sound.write(samples[start : start + _BLOCK])
     return buffer.getvalue()
+
+
+def keeps_rate(audio_format: AudioFormat) -> bool:
+    """Return whether audio of any sample rate is encoded without resampling, so that its samples may be int16."""
+    return not _ENCODINGS[audio_format].rates
 
 
 def rate_in(audio_format: AudioFormat, sample_rate: int) -> int:
@@ -275,6 +283,8 @@ class StreamEncoder:
 
         Raises `GenerationError` if a sample is NaN or infinite.
         """
+        if self._sound is None:
+            return self._file.take() + to_int16(wave).tobytes()
         self._write(wave, is_last=False)
         return b"" if self._is_whole else self._file.take()
 
@@ -292,9 +302,7 @@ class StreamEncoder:
                 _range(wave)  # refuses a NaN, which the resampler would spread
             wave = self._resampler.resample_chunk(wave.astype(np.float32), last=is_last)
         samples = to_int16(wave)
-        if self._sound is None:
-            self._file.write(samples.tobytes())
-        elif len(samples):
+        if self._sound is not None and len(samples):
             self._sound.write(samples)
 
 

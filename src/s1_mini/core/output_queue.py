@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
+from weakref import WeakKeyDictionary, ref
 
 from s1_mini.alignment.head import AlignedFrames
 from s1_mini.types import AudioChunk
@@ -150,6 +151,7 @@ class Output(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         """`on_close` is called when the consumer closes the output, but not by the garbage collector."""
         self.queue, self._on_close, self._is_closed = queue, on_close, False
         self._woken: asyncio.Event | None = None  # set when there may be something to read
+        self._failure: BaseException | None = None  # see `fail`
 
     @property
     def unread_bytes(self) -> int:
@@ -172,6 +174,13 @@ class Output(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             self.queue.close()
             on_close, self._on_close = self._on_close, _do_nothing  # it refers to the request
             on_close()
+
+    def fail(self, error: BaseException) -> None:
+        """Cancel the request, and raise `error` from the iterator. Called on the event loop that iterates."""
+        self._failure = error
+        self.queue.close()
+        if self._woken is not None:
+            self._woken.set()
 
     async def aclose(self) -> None:
         """Cancel the request if it has not ended."""
@@ -209,9 +218,11 @@ class Output(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     async def _next(self) -> AudioChunk | None:
         if self._woken is None:
             self._woken = asyncio.Event()
-            self.queue.watch(partial(_set_in_loop, asyncio.get_running_loop(), self._woken))
+            self.queue.watch(partial(Waker.of(asyncio.get_running_loop()).wake, self._woken))
         while not self._is_closed:
             self._woken.clear()
+            if self._failure is not None:
+                raise self._failure
             chunk, is_over = self.queue.poll()
             if chunk is not None or is_over:
                 return chunk
@@ -227,6 +238,34 @@ def _do_nothing() -> None:
     """Take the place of a callback that is no longer needed."""
 
 
-def _set_in_loop(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the event loop is closed
-        loop.call_soon_threadsafe(event.set)
+class Waker:
+    """Sets events of one event loop, from any thread. All those set before the loop runs again take one call of it."""
+
+    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Waker]] = WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # weak, because `_all` must not keep the loop
+        self._events: list[asyncio.Event] = []  # to be set
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Waker:
+        """Return the waker of a loop. Called on that loop."""
+        if (waker := cls._all.get(loop)) is None:
+            waker = cls._all[loop] = cls(loop)
+        return waker
+
+    def wake(self, event: asyncio.Event) -> None:
+        """Set `event` when the loop runs next."""
+        with self._lock:
+            is_first = not self._events
+            self._events.append(event)
+        if is_first and (loop := self._loop()) is not None:
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(self._set_all)
+
+    def _set_all(self) -> None:
+        with self._lock:
+            events, self._events = self._events, []
+        for event in events:
+            event.set()

@@ -1,7 +1,8 @@
 """Messages between two processes over two pipes, and the messages between a server and its engine's process.
 
 A message is any object that can be pickled. All messages that wait are written as one record: the sizes of its parts, a
-pickle, and the arrays of the pickle, which are not copied. Only for processes that trust each other.
+table with a row for each chunk of audio, a pickle of everything else, the arrays of the pickle, and the samples of the
+chunks. Only for processes that trust each other.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ PIPE_BYTES = 2**20  # capacity of a pipe, so that the audio of one codec call fi
 BUFFER_BYTES = 2**18  # file buffer at each end of a pipe; larger arrays bypass it
 STATUS_S = 0.05  # interval at which the engine's state is sent, if it has changed
 HEARTBEAT_S = 1.0  # interval at which the state is sent even if it has not changed
-WINDOW_S = 5.0  # seconds of audio that are sent ahead of the consumer; the rest stays unread in the engine's process
-ACKNOWLEDGED_S = 1.0  # seconds of audio that the consumer takes between two `Taken`
+WINDOW_S = 5.0  # unread seconds of audio from which a request is paused; later audio stays in the engine's process
 _SIZE = struct.Struct("<Q")
+_HEAD = struct.Struct("<QQQ")  # chunks, arrays, bytes of the pickle
+_ROW = struct.Struct("<QIII?3x")  # number of the request, samples, Hz, frames, whether the samples are int16
+_NO_DETAILS = (None, None, None, None, (), ())
 
 
 class Start(NamedTuple):
@@ -53,6 +56,7 @@ class Speak(NamedTuple):
     number: int
     request: TTSRequest  # without `stream`
     streams: bool
+    as_int16: bool  # whether the samples of the chunks are int16
     has_stream: bool  # whether `Text` with the text of the request follows
 
 
@@ -64,11 +68,11 @@ class Text(NamedTuple):
     is_last: bool
 
 
-class Taken(NamedTuple):
-    """The consumer of a request has taken this many bytes of audio in total."""
+class Pause(NamedTuple):
+    """Stop sending the audio of a request, or continue, because its consumer has not taken, or has taken, the rest."""
 
     number: int
-    num_bytes: int
+    is_paused: bool
 
 
 class Cancel(NamedTuple):
@@ -255,35 +259,72 @@ def enlarge_pipe(end: BinaryIO) -> None:
 
 def write_messages(target: BinaryIO, messages: list[Any]) -> None:
     """Write messages as one record. Raises `OSError`."""
+    rows: list[bytes] = []
+    samples: list[np.ndarray] = []
+    details: dict[int, tuple[Any, ...]] = {}  # by row; most chunks have none
+    others: list[Any] = []
+    for message in messages:
+        if not isinstance(message, Audio):
+            others.append(message)
+            continue
+        for chunk in message.chunks:
+            detail = (chunk.finish_reason, chunk.timing, chunk.spoken_text, chunk.warning, chunk.words, chunk.marks)
+            if detail != _NO_DETAILS:
+                details[len(rows)] = detail
+            audio = np.ascontiguousarray(chunk.audio)
+            rows.append(_ROW.pack(message.number, len(audio), chunk.sample_rate, chunk.frames, audio.itemsize == 2))
+            samples.append(audio)
+        if message.has_ended:
+            others.append(message._replace(chunks=()))
     arrays: list[pickle.PickleBuffer] = []
-    content = pickle.dumps(messages, 5, buffer_callback=arrays.append)
+    content = pickle.dumps((details, others), 5, buffer_callback=arrays.append)
     views = [array.raw() for array in arrays]
-    sizes = [len(views), len(content), *(view.nbytes for view in views)]
-    target.write(b"".join(map(_SIZE.pack, sizes)))
-    target.write(content)
+    head = _HEAD.pack(len(rows), len(views), len(content))
+    target.write(b"".join([head, *rows, *(_SIZE.pack(view.nbytes) for view in views), content]))
     for view in views:
         target.write(view)
+    for audio in samples:
+        target.write(audio.data)
     target.flush()
 
 
 def read_messages(source: BinaryIO) -> list[Any] | None:
     """Read one record; return None at the end of the input, even within a record."""
     try:
-        (num_arrays,) = _SIZE.unpack(_read_exactly(source, _SIZE.size))
-        sizes = [size for (size,) in _SIZE.iter_unpack(_read_exactly(source, (1 + num_arrays) * _SIZE.size))]
-        content, *arrays = [_read_exactly(source, size) for size in sizes]
+        num_rows, num_arrays, content_size = _HEAD.unpack(_read_exactly(source, _HEAD.size))
+        rows = list(_ROW.iter_unpack(_read_exactly(source, num_rows * _ROW.size)))
+        sizes = [size for (size,) in _SIZE.iter_unpack(_read_exactly(source, num_arrays * _SIZE.size))]
+        content, *arrays = [_read_exactly(source, size) for size in (content_size, *sizes)]
+        waves = [_read_wave(source, size, is_int16=is_int16) for _, size, _, _, is_int16 in rows]
     except (EOFError, OSError):
         return None
-    messages: list[Any] = pickle.loads(content, buffers=arrays)  # noqa: S301 - from our own process
-    return messages
+    details, others = pickle.loads(content, buffers=arrays)  # noqa: S301 - from our own process
+    messages: list[Any] = []
+    for index, (number, _, rate, frames, _) in enumerate(rows):
+        chunk = AudioChunk(waves[index], rate, frames, *details.get(index, ()))
+        if messages and messages[-1].number == number:
+            messages[-1].chunks.append(chunk)
+        else:
+            messages.append(Audio(number, [chunk]))
+    return messages + others
+
+
+def _read_wave(source: BinaryIO, size: int, *, is_int16: bool) -> np.ndarray:
+    wave = np.empty(size, np.int16 if is_int16 else np.float32)
+    _fill(source, wave.view(np.uint8).data)
+    return wave
 
 
 def _read_exactly(source: BinaryIO, size: int) -> memoryview:
     content = np.empty(size, np.uint8).data  # not initialized, unlike a bytearray
+    _fill(source, content)
+    return content
+
+
+def _fill(source: BinaryIO, content: memoryview) -> None:
     done = 0
-    while done < size:
+    while done < len(content):
         count = source.readinto(content[done:])  # type: ignore[attr-defined]
         if not count:
             raise EOFError
         done += count
-    return content

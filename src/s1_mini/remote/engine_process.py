@@ -15,10 +15,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, BinaryIO, Literal, cast
 
 from s1_mini.config import EngineConfig
@@ -28,9 +30,9 @@ from s1_mini.families.base import Description
 from s1_mini.families.find import Checkpoint
 from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.remote.channel import (
-    ACKNOWLEDGED_S,
     BUFFER_BYTES,
     START,
+    WINDOW_S,
     Audio,
     Call,
     Cancel,
@@ -39,11 +41,11 @@ from s1_mini.remote.channel import (
     Failed,
     Held,
     Log,
+    Pause,
     Result,
     Speak,
     Start,
     Status,
-    Taken,
     Text,
     enlarge_pipe,
     portable,
@@ -78,20 +80,25 @@ EXIT_S = 10.0  # time for the process to exit after the engine has stopped; then
 class Incoming:
     """The audio of one request on its way from the engine's process."""
 
-    def __init__(self, queue: OutputQueue) -> None:
-        self.queue = queue
-        self.received_bytes = self.acknowledged_bytes = 0
-        self.report_bytes = 0.0  # `ACKNOWLEDGED_S` in bytes
+    def __init__(self, number: int, queue: OutputQueue, send: Callable[[object], None]) -> None:
+        self._number, self.queue, self._send = number, queue, send
+        self._window = inf  # `WINDOW_S` in bytes; set by the first chunk
 
-    def receive(self, chunk: AudioChunk) -> None:
-        """Deliver a chunk to the consumer."""
-        self.report_bytes = ACKNOWLEDGED_S * chunk.sample_rate * chunk.audio.itemsize
-        self.received_bytes += chunk.audio.nbytes  # first, because the consumer may take the chunk at once
-        self.queue.put(chunk)
+    def receive(self, chunks: Sequence[AudioChunk]) -> None:
+        """Deliver chunks to the consumer; pause the request if it has not taken many. Called by the reading thread."""
+        for chunk in chunks:
+            self.queue.put(chunk)
+        self._window = WINDOW_S * chunk.sample_rate * chunk.audio.itemsize
+        if not self.queue.reports_takes and self.queue.queued_bytes > self._window:
+            self._send(Pause(self._number, is_paused=True))
+            self.queue.reports_takes = True
+            self.resume()  # the consumer may have taken everything by now
 
-    @property
-    def taken_bytes(self) -> int:
-        return self.received_bytes - self.queue.queued_bytes
+    def resume(self) -> None:
+        """Continue a paused request once the consumer has taken half of the audio. Called by any thread."""
+        if self.queue.reports_takes and self.queue.queued_bytes <= self._window / 2:
+            self.queue.reports_takes = False
+            self._send(Pause(self._number, is_paused=False))
 
 
 class EngineLink:
@@ -144,13 +151,13 @@ class EngineLink:
     def process_id(self) -> int:
         return self._process.pid
 
-    def submit(self, request: TTSRequest, *, streams: bool) -> Output:
+    def submit(self, request: TTSRequest, *, streams: bool, as_int16: bool) -> Output:
         """Submit a request; the output raises its errors. Raises `ParameterError` for a `TextStream` in use."""
         number, stream = next(self._numbers), request.stream
         queue = OutputQueue(partial(self._cancel, number))
-        output, self._outputs[number] = Output(queue), Incoming(queue)
-        queue.on_take, queue.reports_takes = partial(self._acknowledge, number), True
-        self._channel.send(Speak(number, replace(request, stream=None), streams, stream is not None))
+        output, self._outputs[number] = Output(queue), Incoming(number, queue, self._channel.send)
+        queue.on_take = partial(self._resume, number)
+        self._channel.send(Speak(number, replace(request, stream=None), streams, as_int16, stream is not None))
         if stream is not None:
             try:
                 stream.attach(lambda piece, is_last: self._channel.send(Text(number, piece, is_last)))
@@ -224,13 +231,9 @@ class EngineLink:
         self._calls.pop(number, None)
         self._channel.send(Cancel(number))
 
-    def _acknowledge(self, number: int) -> None:
-        """Report the audio that the consumer of a request has taken, but not after each chunk."""
-        if (output := self._outputs.get(number)) is not None:
-            taken = output.taken_bytes
-            if taken - output.acknowledged_bytes >= output.report_bytes:
-                output.acknowledged_bytes = taken
-                self._channel.send(Taken(number, taken))
+    def _resume(self, number: int) -> None:
+        if (incoming := self._outputs.get(number)) is not None:
+            incoming.resume()
 
     # ---- in the reading thread ------------------------------------------------------------------------------------
 
@@ -258,8 +261,8 @@ class EngineLink:
     def _deliver(self, audio: Audio) -> None:
         if (output := self._outputs.get(audio.number)) is None:  # cancelled
             return
-        for chunk in audio.chunks:
-            output.receive(chunk)
+        if audio.chunks:
+            output.receive(audio.chunks)
         if audio.has_ended and self._outputs.pop(audio.number, None) is not None:
             output.queue.end(audio.error)
 
@@ -411,9 +414,9 @@ class EngineProcess:
         """Delete an added voice. Raises the errors of `ProductionTTSEngine.delete_voice`."""
         self._call("delete_voice", name)
 
-    def submit(self, request: TTSRequest, *, streams: bool = True) -> Output:
-        """Submit a request as `ProductionTTSEngine.submit` does."""
-        return self._ready().submit(request, streams=streams)
+    def submit(self, request: TTSRequest, *, streams: bool = True, as_int16: bool = False) -> Output:
+        """Submit a request as `ProductionTTSEngine.submit` does; with `as_int16`, the samples of chunks are int16."""
+        return self._ready().submit(request, streams=streams, as_int16=as_int16)
 
     def count_tokens(
         self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None

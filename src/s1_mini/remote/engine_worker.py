@@ -17,6 +17,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, BinaryIO
 
+from s1_mini.audio.container import to_int16
 from s1_mini.audio.native_noise import keep_out
 from s1_mini.core.output_queue import Output
 from s1_mini.engine import ProductionTTSEngine
@@ -26,7 +27,6 @@ from s1_mini.remote.channel import (
     HEARTBEAT_S,
     START,
     STATUS_S,
-    WINDOW_S,
     Audio,
     Call,
     Cancel,
@@ -35,11 +35,11 @@ from s1_mini.remote.channel import (
     Failed,
     Held,
     Log,
+    Pause,
     Result,
     Speak,
     Start,
     Status,
-    Taken,
     Text,
     portable,
     read_messages,
@@ -53,14 +53,12 @@ from s1_mini.types import AudioChunk, EngineState, TTSRequest
 class Outgoing:
     """The audio of one request on its way to the server. Used by the writing thread, except where noted."""
 
-    def __init__(self, number: int, output: Output, send: Callable[[object], None]) -> None:
+    def __init__(self, number: int, output: Output, send: Callable[[object], None], *, as_int16: bool) -> None:
         """`send(self)` makes the writing thread call `take`."""
-        self.number, self._output, self._send = number, output, send
-        self.taken = 0  # bytes that the consumer has taken; set by the reading thread
+        self.number, self._output, self._send, self._as_int16 = number, output, send, as_int16
+        self.is_paused = False  # until the consumer takes audio; set by the reading thread
         self._is_marked = False
-        self._sent = 0  # bytes
         self._held = 0  # bytes that were reported as not sent
-        self._window = float("inf")  # bytes; set by the first chunk
 
     def mark(self) -> None:
         """Note that there may be something to send. Called by any thread."""
@@ -73,31 +71,24 @@ class Outgoing:
         self._output.queue.watch(None)
         self._output.close()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether more audio may be sent before the consumer takes some. Called by any thread."""
-        return self._sent - self.taken < self._window
-
     def take(self) -> Audio | None:
         """Return the chunks that may be sent now; None if there is nothing to send."""
         self._is_marked = False
         chunks: list[AudioChunk] = []
         is_over = False
         try:
-            while self.is_open and not is_over:
+            while not (self.is_paused or is_over):
                 chunk, is_over = self._output.queue.poll()
                 if chunk is None:
                     break
-                self._sent += chunk.audio.nbytes
-                self._window = WINDOW_S * chunk.sample_rate * chunk.audio.itemsize
-                chunks.append(chunk)
+                chunks.append(replace(chunk, audio=to_int16(chunk.audio)) if self._as_int16 else chunk)
         except Exception as error:  # any error of the request belongs to its consumer
             return Audio(self.number, chunks, has_ended=True, error=portable(error))
         return Audio(self.number, chunks, has_ended=is_over) if chunks or is_over else None
 
     def held(self) -> Held | None:
         """Return how much audio waits because the consumer reads slowly, if that has changed."""
-        held = 0 if self.is_open else self._output.unread_bytes
+        held = self._output.unread_bytes if self.is_paused else 0
         if held == self._held:
             return None
         self._held = held
@@ -145,9 +136,9 @@ class EngineWorker:
     # ---- in the reading thread ------------------------------------------------------------------------------------
 
     def _receive(self, message: Any) -> None:
-        if isinstance(message, Taken):
+        if isinstance(message, Pause):
             if (outgoing := self._outgoing.get(message.number)) is not None:
-                outgoing.taken = message.num_bytes
+                outgoing.is_paused = message.is_paused
                 outgoing.mark()
         else:
             self._loop.call_soon_threadsafe(self._handle, message)
@@ -161,7 +152,7 @@ class EngineWorker:
                 if message.has_stream:  # now, because the text may be complete before the request begins
                     self._texts[message.number] = text = BackgroundTextStream()
                     request = replace(request, stream=text)
-                self._speak(message.number, request, streams=message.streams)
+                self._speak(message, request)
             case Call():
                 self._spawn(message.number, self._call(message))
             case Text():
@@ -180,15 +171,16 @@ class EngineWorker:
             self._texts.pop(number, None)
             self.send(Failed(number, portable(error)))
 
-    def _speak(self, number: int, request: TTSRequest, *, streams: bool) -> None:
+    def _speak(self, message: Speak, request: TTSRequest) -> None:
+        number = message.number
         try:
-            output = self._engine.submit(request, streams=streams)
+            output = self._engine.submit(request, streams=message.streams)
         except Exception as error:  # it belongs to the request's consumer
             self._texts.pop(number, None)
             self.send(Failed(number, portable(error)))
             return
         output.queue.whole = False
-        outgoing = self._outgoing[number] = Outgoing(number, output, self.send)
+        outgoing = self._outgoing[number] = Outgoing(number, output, self.send, as_int16=message.as_int16)
         output.queue.watch(outgoing.mark)
         outgoing.mark()  # for chunks that arrived before `watch`
 

@@ -13,8 +13,9 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -22,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from s1_mini.audio.container import RAW, StreamEncoder, encode, encodes_fast, media_type, rate_in
+from s1_mini.audio.container import RAW, StreamEncoder, encode, encodes_fast, keeps_rate, media_type, rate_in
 from s1_mini.exceptions import CapacityError, GenerationError, RequestTimeoutError
 from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
@@ -118,7 +119,7 @@ async def speak(
         holding.set(Resource.REQUESTS, 1)
         holding.set(Resource.BODY_BYTES, len(request.reference))
         times = Times()
-        chunks = _generate(engine, request, record, holding, times)
+        chunks = _Listener(engine, request, record, holding, times)
         waits = speech.stream is not None  # text still arrives; the session and the engine limit the time
         deadline = _Deadline.after(inf if waits else settings.request_timeout_s)
         if request.streams:
@@ -130,41 +131,68 @@ async def speak(
     return replace(response, times=times)
 
 
-async def _generate(
-    engine: SpeechEngine, request: SpeechRequest, record: RequestLog, holding: Holding, times: Times
-) -> AsyncIterator[AudioChunk]:
-    """Yield the engine's chunks and record their figures and times. Closing the generator cancels the request."""
-    speech, limit = request.speech, request.speech.sampling.get("max_new_tokens")
-    profile = speech.chunk_profile or ("ttfa" if request.streams else "throughput")
-    flow = (record.client, record.id)  # in the queue, clients take turns, and so do the requests of one client
-    chunks = engine.submit(replace(speech, chunk_profile=profile, flow=flow), streams=request.streams)
-    chunks.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
+class _Listener(AsyncIterator["AudioChunk"]):
+    """The engine's chunks; records their figures and times, and charges the client for audio that it has not taken."""
 
-    def charge_unread() -> None:
-        holding.set(Resource.AUDIO_BYTES, chunks.unread_bytes)
+    def __init__(
+        self, engine: SpeechEngine, request: SpeechRequest, record: RequestLog, holding: Holding, times: Times
+    ) -> None:
+        speech = request.speech
+        profile = speech.chunk_profile or ("ttfa" if request.streams else "throughput")
+        flow = (record.client, record.id)  # in the queue, clients take turns, and so do the requests of one client
+        as_int16 = keeps_rate(request.audio_format)
+        speech = replace(speech, chunk_profile=profile, flow=flow)
+        self._output = engine.submit(speech, streams=request.streams, as_int16=as_int16)
+        self._output.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
+        self._record, self._holding, self._times, self._streams = record, holding, times, request.streams
+        self._must_end = speech.stream is not None and not speech.sampling.get("max_new_tokens")
+        self._is_cut = False  # the text has ended because a slot was full
+        self._expiry: asyncio.TimerHandle | None = None
+        if request.streams:  # `_whole` reads audio as it is generated, and charges it itself
+            record.charge_unread = self._charge
 
-    if request.streams:  # `_whole` reads audio as it is generated, and charges it itself
-        record.charge_unread = charge_unread
-    try:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                record.hear(chunk.frames, len(chunk.wave) / chunk.sample_rate, chunk.timing)
-                times.words.extend(chunk.words)
-                times.marks.extend(chunk.marks)
-                if request.streams and holding.get(Resource.AUDIO_BYTES):
-                    charge_unread()
-                yield chunk
-                if speech.stream is not None and chunk.finish_reason == "length" and not limit:
-                    raise CapacityError(
-                        "the speech takes more frames than a slot has, so the end of the text was not spoken; send "
-                        "less text as one utterance or raise S1_MINI_MAX_COLUMNS"
-                    )
-    finally:
-        record.charge_unread = None
+    def _charge(self) -> None:
+        self._holding.set(Resource.AUDIO_BYTES, self._output.unread_bytes)
+
+    def end_at(self, deadline: _Deadline) -> None:
+        """Raise an error from the next chunk once the deadline has passed."""
+        if deadline.at < inf:
+            late = partial(deadline.error, "the stream")
+            self._expiry = asyncio.get_running_loop().call_at(deadline.at, lambda: self._output.fail(late()))
+
+    async def __anext__(self) -> AudioChunk:
+        if self._is_cut:
+            raise CapacityError(
+                "the speech takes more frames than a slot has, so the end of the text was not spoken; send "
+                "less text as one utterance or raise S1_MINI_MAX_COLUMNS"
+            )
+        try:
+            chunk = await anext(self._output)
+        except BaseException:
+            self._end()
+            raise
+        self._record.hear(chunk.frames, len(chunk.audio) / chunk.sample_rate, chunk.timing)
+        if chunk.words or chunk.marks:
+            self._times.words.extend(chunk.words)
+            self._times.marks.extend(chunk.marks)
+        if self._streams and self._holding.get(Resource.AUDIO_BYTES):
+            self._charge()
+        self._is_cut = self._must_end and chunk.finish_reason == "length"
+        return chunk
+
+    async def aclose(self) -> None:
+        """Cancel the request if it has not ended."""
+        self._end()
+        self._output.close()
+
+    def _end(self) -> None:
+        self._record.charge_unread = None
+        if self._expiry is not None:
+            self._expiry.cancel()
 
 
 async def _whole(
-    chunks: AsyncIterator[AudioChunk],
+    chunks: _Listener,
     request: SpeechRequest,
     deadline: _Deadline,
     record: RequestLog,
@@ -172,7 +200,7 @@ async def _whole(
 ) -> AudioResponse:
     received = []
     try:
-        async with asyncio.timeout_at(deadline.at), aclosing(chunks):  # type: ignore[type-var]
+        async with asyncio.timeout_at(deadline.at), aclosing(chunks):
             async for chunk in chunks:
                 holding.add(Resource.AUDIO_BYTES, chunk.wave.nbytes)
                 received.append(chunk)
@@ -192,27 +220,26 @@ async def _whole(
 
 
 async def _stream(
-    chunks: AsyncIterator[AudioChunk],
+    chunks: _Listener,
     request: SpeechRequest,
     first_deadline: _Deadline,
     end_deadline: _Deadline,
     holding: Holding,
 ) -> AudioResponse:
-    try:
-        async with asyncio.timeout_at(first_deadline.at):
-            first = await anext(chunks, None)
-    except TimeoutError:
-        raise first_deadline.error("the first audio", "try again later") from None
-    if first is None:
-        raise GenerationError("the model generated no audio")
-    encoder = StreamEncoder(request.audio_format, first.sample_rate)
     async with AsyncExitStack() as cleanup:
-        cleanup.push_async_callback(cast("Any", chunks).aclose)
-        begun = await _feed(
-            encoder, first.wave
-        )  # before the status is sent, because NaN from the model must become an error
+        cleanup.push_async_callback(chunks.aclose)
+        try:
+            async with asyncio.timeout_at(first_deadline.at):
+                first = await anext(chunks, None)
+        except TimeoutError:
+            raise first_deadline.error("the first audio", "try again later") from None
+        if first is None:
+            raise GenerationError("the model generated no audio")
+        encoder = StreamEncoder(request.audio_format, first.sample_rate)
+        begun = await _feed(encoder, first.audio)  # before the status is sent: NaN from the model must become an error
         cleanup.pop_all()
-    return _response(first, request, _rest(chunks, encoder, begun, end_deadline, holding), holding)
+    chunks.end_at(end_deadline)
+    return _response(first, request, _rest(chunks, encoder, begun, holding), holding)
 
 
 def _response(first: AudioChunk, request: SpeechRequest, body: AsyncIterator[bytes], holding: Holding) -> AudioResponse:
@@ -228,36 +255,26 @@ def warning_header(warning: str | None) -> dict[str, str]:
     return {"X-Warning": quote(warning, safe=_HEADER_SAFE)} if warning else {}
 
 
-async def _rest(
-    chunks: AsyncIterator[AudioChunk], encoder: StreamEncoder, begun: bytes, deadline: _Deadline, holding: Holding
-) -> AsyncIterator[bytes]:
+async def _rest(chunks: _Listener, encoder: StreamEncoder, begun: bytes, holding: Holding) -> AsyncIterator[bytes]:
     with ExitStack() as cleanup:
         cleanup.callback(holding.release)
-        async with aclosing(chunks):  # type: ignore[type-var]
+        async with aclosing(chunks):
             if begun:
                 yield begun
-            while True:
-                try:
-                    async with asyncio.timeout_at(deadline.at):
-                        chunk = await anext(chunks, None)
-                except TimeoutError:
-                    raise deadline.error("the stream") from None
-                if chunk is None:
-                    holding.set(Resource.REQUESTS, 0)
-                    break
-                if asyncio.get_running_loop().time() > deadline.at:
-                    raise deadline.error("the stream")
-                if piece := await _feed(encoder, chunk.wave):
+            is_fast = encodes_fast(encoder.audio_format)
+            async for chunk in chunks:
+                if piece := encoder.feed(chunk.audio) if is_fast else await _feed(encoder, chunk.audio):
                     yield piece
+            holding.set(Resource.REQUESTS, 0)
             if tail := await asyncio.to_thread(encoder.finish):
                 yield tail
 
 
-async def _feed(encoder: StreamEncoder, wave: np.ndarray) -> bytes:
+async def _feed(encoder: StreamEncoder, audio: np.ndarray) -> bytes:
     """Encode a chunk; in a thread if the format is slow to encode."""
     if encodes_fast(encoder.audio_format):
-        return encoder.feed(wave)
-    return await asyncio.to_thread(encoder.feed, wave)
+        return encoder.feed(audio)
+    return await asyncio.to_thread(encoder.feed, audio)
 
 
 def _encode_all(chunks: list[AudioChunk], request: SpeechRequest) -> bytes:
