@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from s1_mini.voices import reference_cache
 from s1_mini.voices.format import Tensors, fingerprint
 from s1_mini.voices.reference_cache import BLOCK_BYTES, ReferenceCache, ReferenceStore
 from voice_formats import voice_format
+from waiting import EVENTUALLY_S, wait_until
 
 UNBOUNDED = 10**9
 Damage = Callable[[Path], object]
@@ -332,6 +334,44 @@ def test_a_failed_encoding_fails_for_all_waiting_callers_and_can_be_retried(enco
         cache.get("key", broken)
 
     assert torch.equal(cache.get("key", encoder).tensors["codes"], encoder.codes)
+
+
+def test_a_caller_that_waited_for_a_cancelled_encoding_encodes_once_itself(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, made = threading.Event(), threading.Event()
+
+    class Slow(Future[Voice]):
+        """Returns to the first caller only after the second one has encoded, or has failed."""
+
+        def result(self, timeout: float | None = None) -> Voice:
+            waits.set()
+            return super().result(timeout)
+
+        def set_exception(self, exception: BaseException | None) -> None:
+            super().set_exception(exception)
+            made.wait(EVENTUALLY_S)
+
+    def cancelled() -> Voice:
+        waits.wait(EVENTUALLY_S)
+        raise CancelledError
+
+    def encode_second() -> Voice:
+        try:
+            return cache.get("key", encoder)
+        finally:
+            made.set()
+
+    cache = ReferenceCache(max_bytes=10_000)
+    monkeypatch.setattr(reference_cache, "Future", Slow)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(cache.get, "key", cancelled)
+        wait_until(lambda: cache._under_way)
+        second = threads.submit(encode_second)
+
+        assert torch.equal(second.result().tensors["codes"], encoder.codes)
+        assert isinstance(first.exception(), CancelledError)
+        assert encoder.calls == 1
 
 
 def test_different_recordings_have_different_keys() -> None:

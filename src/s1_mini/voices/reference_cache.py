@@ -100,14 +100,17 @@ class ReferenceCache:
                 if self._store is not None:
                     self._store.write(key, made)
             self._memory.put(key, made, num_bytes(made.tensors))
-            under_way.set_result(made)
         except BaseException as error:
+            self._end(key)  # first, so that callers who retry do not find this future again
             under_way.set_exception(error)
             raise
-        finally:
-            with self._lock:
-                del self._under_way[key]
+        self._end(key)
+        under_way.set_result(made)
         return made
+
+    def _end(self, key: str) -> None:
+        with self._lock:
+            del self._under_way[key]
 
     def start(self) -> None:
         """Trim the store and load its most recently used entries, in the background."""
