@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import json
 import logging
 import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import httpx2
 import numpy as np
 import pytest
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -22,7 +26,10 @@ from door_room import raw_post, read_all
 from held_generation import held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.audio.container import encode
+from s1_mini.exceptions import TextError
 from s1_mini.server.accounts import Resource
+from s1_mini.server.speech import while_listened
+from s1_mini.server.wire import SocketWire
 from s1_mini.types import Reference, Voice
 from s1_mini.voices.reference import Check, ReferenceEncoder
 from tests.server.conftest import LONG_SPEECH, Clock, Door, serving
@@ -412,6 +419,62 @@ def test_a_flood_of_empty_frames_ends_the_websocket(door: Door, frame: bytes) ->
         read_all(plug)  # until it is closed
 
     assert max(took) < PING_S
+
+
+def test_a_flood_of_binary_messages_ends_the_websocket(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+    plain = WebSocketsSansIOProtocol.handle_bytes
+    monkeypatch.setattr(
+        WebSocketsSansIOProtocol, "handle_bytes", lambda wire, event: handled.append(1) or plain(wire, event)
+    )
+
+    with websocket(door) as plug:
+        with suppress(OSError):
+            plug.sendall(b"\x82\x80\0\0\0\0" * 100_000)
+        with suppress(OSError):
+            read_all(plug)  # until it is closed
+
+    assert len(handled) < 5_000
+
+
+def test_an_unfinished_message_in_tiny_pieces_is_one_buffer(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[int] = []
+    plain = SocketWire.data_received
+
+    def receive(wire: SocketWire, data: bytes) -> None:
+        plain(wire, data)
+        pieces.append(len(wire.frames))
+
+    monkeypatch.setattr(SocketWire, "data_received", receive)
+    message = json.dumps({"type": "input.text", "text": "Hi."}).encode()
+
+    with websocket(door) as plug:
+        plug.sendall(b"\x01\x80\0\0\0\0" + b"".join(b"\0\x81\0\0\0\0" + bytes([each]) for each in message))
+        plug.sendall(b"\x80\x80\0\0\0\0\x81\x95\0\0\0\0" + b'{"type":"input.done"}')
+        answer = plug.recv(65_536)
+
+    assert b"audio.start" in answer
+    assert max(pieces) <= 1
+
+
+def test_a_failed_request_frees_its_recording_without_the_garbage_collector() -> None:
+    kept: list[weakref.ref[np.ndarray]] = []
+
+    async def fail() -> None:
+        recording = np.zeros(10)
+        kept.append(weakref.ref(recording))
+        raise TextError("text", "is empty")
+
+    async def answer() -> None:
+        with suppress(TextError):
+            await while_listened(asyncio.Event().wait, fail())  # type: ignore[arg-type]
+
+    gc.disable()
+    try:
+        asyncio.run(answer())
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_session_recordings_and_unfinished_messages_count_towards_the_body_limit(

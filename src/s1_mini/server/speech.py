@@ -387,6 +387,7 @@ async def while_listened(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         working.cancel()
         leaving.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+        del working, leaving  # the traceback of an error of `work` refers to this frame
 
 
 async def _disconnect(receive: Receive) -> None:

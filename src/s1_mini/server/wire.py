@@ -225,12 +225,22 @@ class SocketWire(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def handle_cont(self, event: Frame) -> None:
+        """Collect an unfinished message in one buffer: a list of tiny pieces would need far more than their bytes."""
         self._num_frames += 1
         super().handle_cont(event)
+        if self.frames:
+            pieces: list[Any] = self.frames
+            whole, piece = pieces
+            pieces[:] = [whole if isinstance(whole, bytearray) else bytearray(whole)]
+            pieces[0] += piece
 
     def handle_text(self, event: Frame) -> None:
         self._num_frames += 1
         super().handle_text(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._num_frames += 1
+        super().handle_bytes(event)
 
     def send_receive_event_to_app(self) -> None:
         """Close the connection if text is not UTF-8, for which uvicorn would log a traceback."""
