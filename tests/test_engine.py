@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +28,16 @@ from s1_mini.exceptions import (
     GenerationError,
     ParameterError,
     ReferenceAudioError,
+    RequestError,
     RequestTimeoutError,
     TextError,
 )
 from s1_mini.families.s1.network import S1Network
+from s1_mini.runtime.fair_pool import FairPool
 from s1_mini.runtime.running import SHORT_TEXT, EngineRuntime, Preparation, vram
 from s1_mini.text.form import NormalizedText, TextForm
 from s1_mini.types import TTSRequest
+from s1_mini.voices.reference import Check
 from waiting import EVENTUALLY_S, wait_until
 
 
@@ -467,21 +471,42 @@ def test_the_size_of_the_kv_cache_is_a_number_of_voices(count: int, tiny: Path, 
         assert engine.health_check()["prefix_cache"]["entries"] == count
 
 
-def test_a_refused_request_is_freed_without_the_garbage_collector(
+def test_a_request_whose_text_is_read_before_its_submission_returns_is_spoken(
     engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[weakref.ref[Preparation]] = []
+    plain = FairPool.submit
+
+    def submit(pool: FairPool, work: Callable[[Check], None], client: str = "") -> Future[None]:
+        future = plain(pool, work, client)
+        wait([future])
+        return future
+
+    monkeypatch.setattr(FairPool, "submit", submit)
+
+    assert engine.generate("Hi.", max_new_tokens=2).frames == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [("...", {}), ("Hi.", {"voice": "nobody"}), ("Hi.", {"reference_text": "Ah."})],
+    ids=["text", "voice", "recording"],
+)
+def test_a_refused_request_is_freed_without_the_garbage_collector(
+    text: str, options: dict[str, Any], engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[weakref.ref[Any]] = []
     plain = Preparation.start
 
     def start(preparation: Preparation) -> None:
-        kept.append(weakref.ref(preparation))
+        kept.extend(map(weakref.ref, (preparation, preparation._request, preparation._accepted)))
         plain(preparation)
 
     monkeypatch.setattr(Preparation, "start", start)
+    silence = {"reference_audio": np.zeros(44_100, np.float32)} if "reference_text" in options else {}
     gc.disable()
     try:
-        with suppress(TextError):
-            engine.generate("...")
-        wait_until(lambda: kept[0]() is None)
+        with suppress(RequestError):
+            engine.generate(text, **options, **silence)
+        wait_until(lambda: not any(each() for each in kept))
     finally:
         gc.enable()

@@ -101,13 +101,12 @@ class OutputQueue:
     def poll(self) -> tuple[AudioChunk | None, bool]:
         """Return the next chunk, or None if there is none yet, and whether the request is over.
 
-        Raises the request's error.
+        Raises the request's error, once.
         """
         while not self._finished:
             with self._changed:
                 if not self._chunks:
-                    if self._ended and self._error is not None:
-                        raise self._error
+                    self._raise()
                     return None, self._ended
                 chunk, frames = self._chunks.popleft()
                 self.queued_bytes -= chunk.audio.nbytes
@@ -131,8 +130,16 @@ class OutputQueue:
         """Wait until the request is accepted. Raises the error of a request that was not."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_accepted or self._ended)
-            if self._error is not None and not self._is_accepted:
+            if not self._is_accepted:
+                self._raise()
+
+    def _raise(self) -> None:
+        """Raise the request's error, and forget it: its traceback refers to this queue and to all of its consumers."""
+        if self._error is not None:
+            try:
                 raise self._error
+            finally:
+                self._error = None
 
     def _notify(self) -> None:
         self._changed.notify_all()

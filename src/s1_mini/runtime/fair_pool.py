@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from s1_mini.core.turns import Turns, client_share
-from s1_mini.exceptions import EngineNotReadyError, QueueFullError
+from s1_mini.exceptions import EngineNotReadyError, QueueFullError, S1MiniError
 from s1_mini.runtime.tasks import Durations
 from s1_mini.voices.reference import Check
 
@@ -116,7 +116,7 @@ class FairPool:
             try:
                 result = work(Check(future))
             except BaseException as error:  # the caller receives any error
-                traceback.clear_frames(error.__traceback__)  # they refer to the work, which refers to the future
+                _forget_frames(error)
                 with suppress(InvalidStateError):  # the future was cancelled, or ended by `close`
                     future.set_exception(error)
             else:
@@ -145,3 +145,14 @@ class FairPool:
         self._waiting.remove(waiting)
         if not any(each.client == waiting.client for each in self._waiting):
             self._turns.leave(waiting.client)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Drop what an error refers to: the frames of the work, which refer to its future, which refers to the error.
+
+    The traceback of an unexpected error is kept, for the log; its frames are emptied.
+    """
+    if isinstance(error, S1MiniError):
+        error.__traceback__ = error.__context__ = None
+    else:
+        traceback.clear_frames(error.__traceback__)

@@ -273,8 +273,9 @@ class Preparation:
                 work.cancel()
 
     def _submit(self, pool: FairPool, work: Callable[[Check], None]) -> Future[None]:
+        report = partial(_report, self._running.synthesizer.core, self._accepted)
         future = pool.submit(work, self._request.flow[0] or self._request.flow[1])
-        future.add_done_callback(partial(_report, self._running.synthesizer.core, self._accepted))
+        future.add_done_callback(report)  # the work may be done by now, and `_begin` has deleted what it needed
         return future
 
     def _read(self, check: Check) -> None:
