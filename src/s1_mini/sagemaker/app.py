@@ -13,9 +13,11 @@ from s1_mini.sagemaker.local_endpoint import LocalEndpoint
 from s1_mini.sagemaker.models import HostedModels
 from s1_mini.sagemaker.sessions import Sessions
 from s1_mini.sagemaker.settings import ContainerSettings
+from s1_mini.sagemaker.state import ContainerState
 from s1_mini.server.app import create_app
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.settings import ServerSettings
+from s1_mini.server.state import state_in
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -42,25 +44,26 @@ def make_container_app(
     """
     container = container or ContainerSettings()
     app = create_app(engine, settings, member)
-    app.state.sessions = Sessions(container, app.state.accounts, suffix=member.session_suffix if member else "")
-    app.state.hosted = HostedModels(container, engine)
+    server = state_in(app)
+    known = Sessions(container, server.accounts, suffix=member.session_suffix if member else "")
+    hosted = HostedModels(container, engine)
+    state = ContainerState(**vars(server), sessions=known, hosted=hosted, streams=streams)
+    app.state = state  # type: ignore[assignment]
     app.include_router(invocations.router)
     app.include_router(models.router)
-    app.state.streams = streams
-    app.state.endpoint = None
     if endpoint is not None:
-        app.state.endpoint = LocalEndpoint(endpoint, app, container, store)
+        state.endpoint = LocalEndpoint(endpoint, app, container, store)
         app.include_router(local_endpoint.router)
     live = app.router.lifespan_context
 
     @asynccontextmanager
     async def closing(app: FastAPI) -> AsyncIterator[Any]:
-        async with live(app) as state, AsyncExitStack() as stack:
-            stack.push_async_callback(app.state.hosted.close)
-            stack.callback(asyncio.create_task(app.state.hosted.watch()).cancel)
-            if app.state.endpoint is not None:
-                stack.push_async_callback(app.state.endpoint.close)
-            yield state
+        async with live(app) as lifespan, AsyncExitStack() as stack:
+            stack.push_async_callback(hosted.close)
+            stack.callback(asyncio.create_task(hosted.watch()).cancel)
+            if state.endpoint is not None:
+                stack.push_async_callback(state.endpoint.close)
+            yield lifespan
 
     app.router.lifespan_context = closing
     return app

@@ -31,6 +31,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from s1_mini.exceptions import ParameterError, QueueFullError, S1MiniError
 from s1_mini.sagemaker import sessions
+from s1_mini.sagemaker.state import container_of
 from s1_mini.server.bodies import JSON, content_type, parse_json, read_speech
 from s1_mini.server.errors import (
     BodyError,
@@ -53,6 +54,7 @@ from s1_mini.server.speech import (
     to_json,
     while_listened,
 )
+from s1_mini.server.state import state_of
 from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
@@ -124,14 +126,14 @@ async def invoke(request: Request) -> Response:
             raise InvalidError(TARGET_HEADER, f"cannot be combined with route={route}, which has one model")
         return Rerouted(await with_type(request), route)
     if target is not None:
-        return await answer(request, request.app.state.hosted.find(target).engine)
-    return await answer(request, request.app.state.engine)
+        return await answer(request, container_of(request).hosted.find(target).engine)
+    return await answer(request, state_of(request).engine)
 
 
 @router.get("/execution-parameters", summary="Settings for SageMaker's batch transform")
 async def execution_parameters(request: Request) -> dict[str, Any]:
     """Return how much batch transform should send at once."""
-    state = request.app.state
+    state = state_of(request)
     return {
         "MaxConcurrentTransforms": state.engine.num_slots * (state.member.count if state.member else 1),
         "BatchStrategy": os.environ.get("SAGEMAKER_BATCH_STRATEGY") or "MULTI_RECORD",
@@ -181,7 +183,7 @@ async def with_type(request: Request) -> Request:
 async def answer(request: Request, engine: SpeechEngine) -> Response:
     read_attributes(request.headers.get(ATTRIBUTES))
     request = await with_type(request)
-    session_id, known = request.headers.get(sessions.ID_HEADER), request.app.state.sessions
+    session_id, known = request.headers.get(sessions.ID_HEADER), container_of(request).sessions
     if content_type(request) in JSON_LINES_TYPES:
         if session_id is not None:
             raise InvalidError(sessions.ID_HEADER, "is not supported with JSON lines; send one JSON object")
@@ -211,7 +213,7 @@ async def _speak(
     audio_format, is_json = choose_form(request.headers.get("accept"), named)
     if speech_request.speech.word_times and not is_json:
         raise InvalidError("word_times", f"needs Accept: {JSON}, because the times are returned with the audio as JSON")
-    streams = speech_request.streams and not is_json and request.app.state.streams
+    streams = speech_request.streams and not is_json and container_of(request).streams
     speech_request = replace(speech_request, audio_format=audio_format, streams=streams)
     speech = await speak_to_client(request, engine, speech_request)
     attributes = f"sample_rate={speech.sample_rate},format={audio_format},channels=1"
@@ -233,7 +235,7 @@ async def _open_session(
     if recording is not None:  # an unreadable recording must fail now, and the first text should not wait
         preparing = engine.prepare_reference_async(recording, body.reference_text or "", client=client)
         await while_listened(request.receive, preparing)
-    known = request.app.state.sessions
+    known = container_of(request).sessions
     session = known.open(client, body.voice, recording, body.reference_text if recording is not None else None)
     headers = {sessions.NEW_HEADER: known.new_header(session)}
     if body.text is None:
@@ -296,7 +298,7 @@ async def _speak_patiently(request: Request, engine: SpeechEngine, speech_reques
     for _ in range(MAX_TRIES):
         own = record.for_part()
         try:
-            speech = await speak(engine, speech_request, settings=request.app.state.settings, record=own)
+            speech = await speak(engine, speech_request, settings=state_of(request).settings, record=own)
         except (QueueFullError, BusyError, TooManyRequestsError) as error:
             if own.first_chunk is not None:
                 raise  # the line's own audio exceeds the limit, so a retry would fail again

@@ -35,9 +35,11 @@ from s1_mini.sagemaker import sessions
 from s1_mini.sagemaker.async_store import MAX_ASYNC_S, AsyncStore
 from s1_mini.sagemaker.invocations import ATTRIBUTES
 from s1_mini.sagemaker.settings import ContainerSettings
+from s1_mini.sagemaker.state import container_of
 from s1_mini.server.accounts import Resource
 from s1_mini.server.errors import ClientGoneError, DrainingError, code_of, error_response, message_of
 from s1_mini.server.record import record_of
+from s1_mini.server.state import state_in, state_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -105,7 +107,7 @@ class LocalEndpoint:
             raise AwsError(429, "ThrottlingException", message)
 
     def accept(self, store: AsyncStore, scope: Scope, call: AsyncCall) -> None:
-        gate, holding = self.app.state.gate, scope["state"]["record"].holding
+        gate, holding = state_in(self.app).gate, scope["state"]["record"].holding
         holding.set(Resource.BODY_BYTES, len(call.body), checked=False)  # `max_async` bounds the number of invocations
         gate.enter()  # shutdown waits for the invocation
 
@@ -150,7 +152,8 @@ class LocalEndpoint:
 
 
 async def _find_endpoint(name: str, request: Request) -> LocalEndpoint:
-    endpoint: LocalEndpoint = request.app.state.endpoint
+    endpoint = container_of(request).endpoint
+    assert endpoint is not None  # otherwise these paths do not exist
     if name != endpoint.name:
         raise AwsError(
             400, "ValidationError", f"Endpoint {name[:63]!r} was not found; this server's is {endpoint.name!r}"
@@ -258,7 +261,7 @@ async def invoke_endpoint_async(endpoint: Endpoint, request: Request) -> Respons
         raise AwsError(400, "ValidationError", message)
     call = await _read_async(request)
     record = record_of(request)
-    own = record.for_part(request.app.state.accounts.hold(record.client))
+    own = record.for_part(state_of(request).accounts.hold(record.client))
     later = {**request.scope, "state": request.scope["state"] | {"record": own}}
     try:
         await asyncio.to_thread(store.reserve, call.name)

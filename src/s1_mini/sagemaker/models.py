@@ -19,6 +19,7 @@ from pydantic import Field
 from s1_mini.exceptions import StorageError
 from s1_mini.sagemaker import invocations
 from s1_mini.sagemaker.settings import ContainerSettings
+from s1_mini.sagemaker.state import container_of
 from s1_mini.server.bodies import read_json
 from s1_mini.server.engine import SpeechEngine
 from s1_mini.server.errors import ConflictError, InvalidError, NotFoundError
@@ -177,7 +178,7 @@ class LoadBody(Strict):
 async def load_model(request: Request) -> dict[str, Any]:
     """Load a model; 409 if it is loaded, 507 if it does not fit."""
     body = await read_json(request, LoadBody)
-    hosted: Hosted = await request.app.state.hosted.load(body.model_name, body.url)
+    hosted: Hosted = await container_of(request).hosted.load(body.model_name, body.url)
     return hosted.describe()
 
 
@@ -186,7 +187,7 @@ async def list_models(
     request: Request, limit: Annotated[int, Query(ge=1)] = PAGE, next_page_token: Annotated[int, Query(ge=0)] = 0
 ) -> dict[str, Any]:
     """List up to `limit` loaded models, starting at `next_page_token`."""
-    hosted, end = request.app.state.hosted.list(), next_page_token + limit
+    hosted, end = container_of(request).hosted.list(), next_page_token + limit
     page: dict[str, Any] = {"models": [each.describe() for each in hosted[next_page_token:end]]}
     if end < len(hosted):
         page["nextPageToken"] = str(end)
@@ -196,18 +197,18 @@ async def list_models(
 @router.get("/models/{name}")
 async def describe_model(name: str, request: Request) -> dict[str, Any]:
     """Describe one model; 404 if it is not loaded."""
-    hosted: Hosted = request.app.state.hosted.get(name)
+    hosted: Hosted = container_of(request).hosted.get(name)
     return hosted.describe()
 
 
 @router.delete("/models/{name}")
 async def unload_model(name: str, request: Request) -> Response:
     """Unload a model; 404 if it is not loaded."""
-    await request.app.state.hosted.unload(name)
+    await container_of(request).hosted.unload(name)
     return Response()
 
 
 @router.post("/models/{name}/invoke")
 async def invoke_model(name: str, request: Request) -> Response:
     """Speak with one model; 404 if it is not loaded."""
-    return await invocations.answer(request, request.app.state.hosted.find(name).engine)
+    return await invocations.answer(request, container_of(request).hosted.find(name).engine)

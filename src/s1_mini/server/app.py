@@ -1,8 +1,8 @@
 """The application: one engine, its routes, and the middleware around them.
 
 `AccessLogMiddleware` is the outermost layer, except for CORS: it assigns an id and a record to each request, turns
-errors into responses, counts the request in `ServerMetrics` and writes one log line. `app.state` has the objects that
-routes need, such as `engine`, `settings`, `gate` and `accounts`.
+errors into responses, counts the request in `ServerMetrics` and writes one log line. `ServerState` has the
+objects that routes need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from prometheus_client import Histogram as ClientHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
-from starlette.datastructures import Headers, MutableHeaders, State
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -64,6 +64,7 @@ from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.openapi import DescribedApp
 from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.settings import ServerSettings
+from s1_mini.server.state import ServerState, state_in
 from s1_mini.version import __version__
 
 if TYPE_CHECKING:
@@ -127,17 +128,21 @@ def create_app(
         max_requests_per_client=settings.max_requests_per_client,
     )
     gate = AdmissionController(engine, settings, accounts)
-    app.state.lifecycle = ThreadPoolExecutor(
-        1, thread_name_prefix="s1-mini-lifecycle"
-    )  # a separate thread, so that requests cannot delay start and stop
-    app.state.engine, app.state.settings, app.state.gate, app.state.member = engine, settings, gate, member
-    app.state.large_bodies = asyncio.Semaphore(1)
-    app.state.meter = ServerMetrics(engine, gate)
-    app.state.accounts = accounts
-    app.state.consents = Consents(engine.config.voices_path)
-    app.state.lexicons = Lexicons(settings.lexicons_path, has_peers=has_peers or member is not None)
-    app.state.connections = Connections(settings, accounts)
-    app.state.websockets = IdlePool(accounts, Resource.SESSIONS, session.Session.evict)
+    state = ServerState(
+        engine,
+        settings,
+        member,
+        accounts,
+        gate,
+        ServerMetrics(engine, gate),
+        Consents(engine.config.voices_path),
+        Lexicons(settings.lexicons_path, has_peers=has_peers or member is not None),
+        Connections(settings, accounts),
+        IdlePool(accounts, Resource.SESSIONS, session.Session.evict),
+        ThreadPoolExecutor(1, thread_name_prefix="s1-mini-lifecycle"),
+        asyncio.Semaphore(1),
+    )
+    app.state = state  # type: ignore[assignment]
     sockets = (websocket.router, elevenlabs_socket.router, deepgram.router)
     https = (*routes_polly.routers, *routes.routers, openai_voices.router, elevenlabs.router, kokoro.router)
     for router in (*https, *routes_public.routers, *sockets):
@@ -145,7 +150,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
     app.add_middleware(AdmissionMiddleware, gate=gate, accounts=accounts, settings=settings)
-    app.add_middleware(AccessLogMiddleware, meter=app.state.meter, namespace=settings.cloudwatch_namespace)
+    app.add_middleware(AccessLogMiddleware, meter=state.meter, namespace=settings.cloudwatch_namespace)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -167,7 +172,7 @@ def create_app(
 @asynccontextmanager
 async def _live(app: FastAPI) -> AsyncIterator[None]:
     """Start the engine in a thread, so that `/ping` answers immediately; stop the engine at the end."""
-    state = app.state
+    state = state_in(app)
     threads = ThreadPoolExecutor(state.settings.threads, thread_name_prefix="s1-mini-server")
     asyncio.get_running_loop().set_default_executor(threads)
     state.connections.open()
@@ -187,7 +192,7 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _wyoming(state: State) -> AsyncIterator[None]:
+async def _wyoming(state: ServerState) -> AsyncIterator[None]:
     if state.settings.wyoming_port is None:
         yield
         return
@@ -202,12 +207,12 @@ async def _wyoming(state: State) -> AsyncIterator[None]:
         await state.wyoming.close()
 
 
-async def end_all(state: State) -> None:
+async def end_all(state: ServerState) -> None:
     """Stop the engine; unfinished requests end with an error."""
     await asyncio.get_running_loop().run_in_executor(state.lifecycle, partial(state.engine.stop, drain=False))
 
 
-async def _start_and_watch(state: State, *, is_ours: bool) -> None:
+async def _start_and_watch(state: ServerState, *, is_ours: bool) -> None:
     """Start the engine, unload it while it is idle, and store its failure in `gate.failure`."""
     engine, gate = state.engine, state.gate
     try:

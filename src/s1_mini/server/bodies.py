@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import State, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from s1_mini.files import foreign_encoding
 from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, from_validation
 from s1_mini.server.schemas import SpeechBody, decode_base64
+from s1_mini.server.state import ServerState, state_of
 
 Model = TypeVar("Model", bound=BaseModel)
 Speech = TypeVar("Speech", bound=SpeechBody)
@@ -67,13 +68,13 @@ async def read_json(request: Request, model: type[Model], allowed: str = JSON) -
     if kind not in JSON_TYPES and not (kind.startswith("application/") and kind.endswith("+json")):
         raise unsupported_type(request, allowed)
     body = await request.body()
-    max_marks = MAX_MARKS + MARKS_PER_ITEM * request.app.state.settings.max_batch_items
+    max_marks = MAX_MARKS + MARKS_PER_ITEM * state_of(request).settings.max_batch_items
     if len(body) <= SMALL_BYTES:
         return parse_json(body, model, max_marks)
-    return await in_turn(request.app.state, parse_json, body, model, max_marks)
+    return await in_turn(state_of(request), parse_json, body, model, max_marks)
 
 
-async def in_turn(state: State, work: Callable[..., Result], *arguments: Any) -> Result:
+async def in_turn(state: ServerState, work: Callable[..., Result], *arguments: Any) -> Result:
     """Process a large body in a thread, one body at a time, because each holds the GIL for tens of milliseconds."""
     async with state.large_bodies:
         return await asyncio.to_thread(work, *arguments)
@@ -156,7 +157,7 @@ async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, by
     if body.reference_audio is not None:
         is_large = len(body.reference_audio) > SMALL_BYTES
         decode = partial(decode_base64, body.reference_audio)
-        recording = await in_turn(request.app.state, decode) if is_large else decode()
+        recording = await in_turn(state_of(request), decode) if is_large else decode()
     return body, recording
 
 

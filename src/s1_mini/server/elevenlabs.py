@@ -15,6 +15,7 @@ from s1_mini.server.bodies import JSON, read_json
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, inlined
 from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, Text
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak_to_client
+from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import own_voice
 from s1_mini.types import MAX_SPEED, MIN_SPEED, AudioFormat, OnUnsupported, Word
 
@@ -135,14 +136,14 @@ async def stream_with_timestamps(
 
 
 async def _speak(request: Request, voice: str, output_format: str, *, streams: bool) -> tuple[AudioResponse, Alignment]:
-    body, engine = await read_json(request, ElevenLabsBody), request.app.state.engine
+    body, engine = await read_json(request, ElevenLabsBody), state_of(request).engine
     audio_format, rate = parse_format(output_format)
     speed = body.voice_settings and body.voice_settings.speed
     speech_request = body.build(
         body.text,
         audio_format,
         streams=streams,
-        voice=await own_voice(request.app.state, voice),
+        voice=await own_voice(state_of(request), voice),
         sample_rate=rate,
         speed=body.speed if speed is None else speed,
         language=body.language or body.language_code,

@@ -38,6 +38,7 @@ from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import Track
+from s1_mini.server.state import state_of
 from s1_mini.types import MAX_SEED
 
 router = APIRouter()
@@ -86,7 +87,7 @@ async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) 
     config = await config_of(socket, options, voice, *parse_format(options.output_format))
     if options.seed is not None:
         config.seed = options.seed
-    if socket.app.state.engine.description.languages:
+    if state_of(socket).engine.description.languages:
         config.language = options.language_code
     await converse(socket, partial(protocol, options=options, config=config))
 

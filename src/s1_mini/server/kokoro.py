@@ -17,6 +17,7 @@ from s1_mini.server.errors import InvalidError, renamed
 from s1_mini.server.openapi import body_of, failures, inlined
 from s1_mini.server.schemas import OpenAISpeechBody
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, speak_to_client
+from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import own_voice
 from s1_mini.types import Word
 
@@ -67,7 +68,7 @@ CAPTIONS: dict[int | str, dict[str, Any]] = {
 )
 async def create_captioned_speech(request: Request) -> Response:
     """Speak a text; each JSON object of the response has audio and word times."""
-    body, state = await read_json(request, CaptionsBody), request.app.state
+    body, state = await read_json(request, CaptionsBody), state_of(request)
     if body.return_timestamps and not state.engine.has_word_times:
         raise InvalidError("return_timestamps", "is not supported by this model, which reports no times; send false")
     speech_request = body.build(

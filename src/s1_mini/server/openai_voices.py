@@ -19,6 +19,7 @@ from s1_mini.server.errors import InvalidError, quoted, renamed
 from s1_mini.server.openapi import body_of, failures
 from s1_mini.server.routes import ready_engine, register_voice
 from s1_mini.server.speech import warning_header
+from s1_mini.server.state import state_of
 
 router = APIRouter(tags=["openai"])
 
@@ -139,7 +140,7 @@ async def create_consent(request: Request) -> ConsentAnswer:
     """Store a speaker's consent. Only the recording's size is checked; the recording is neither decoded nor kept."""
     form, recording = await read_recording_form(request, ConsentForm, "recording")
     try:
-        read_recording(recording, request.app.state.engine.config.max_reference_bytes)
+        read_recording(recording, state_of(request).engine.config.max_reference_bytes)
     except RequestError as error:
         raise renamed(error, {"reference_audio": "recording"}) from None
     return _answer(await asyncio.to_thread(_consents(request).add, form.name, form.language))
@@ -183,7 +184,7 @@ async def delete_consent(request: Request, consent_id: str) -> DeletedConsent:
 
 
 def _consents(request: Request) -> Consents:
-    consents: Consents = request.app.state.consents
+    consents: Consents = state_of(request).consents
     return consents
 
 

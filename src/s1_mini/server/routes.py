@@ -52,6 +52,7 @@ from s1_mini.server.speech import (
     warning_header,
     while_listened,
 )
+from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import own_voice
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ async def speak_text(request: Request) -> Response:
     """
     body, recording = await read_speech(request, SpeechBody)
     speech_request = body.to_request(recording)
-    speech = await speak_to_client(request, request.app.state.engine, speech_request)
+    speech = await speak_to_client(request, state_of(request).engine, speech_request)
     if not body.word_times:
         return respond(speech)
     if speech.content is None:
@@ -98,7 +99,7 @@ async def speak_text(request: Request) -> Response:
 async def speak_batch(request: Request) -> Response:
     """Speak several texts together. An error affects only its own text; `success` is true if all texts succeeded."""
     body = await read_json(request, BatchBody)
-    state, num_items = request.app.state, len(body.items)
+    state, num_items = state_of(request), len(body.items)
     allowed = min(state.settings.max_batch_items, state.accounts.largest(Resource.REQUESTS))
     if num_items > allowed:
         raise InvalidError("items", f"has {num_items} texts; the limit is {allowed} per batch")
@@ -130,7 +131,7 @@ async def _speak_all(request: Request, body: BatchBody) -> list[BatchResult]:
 
 async def _speak_item(request: Request, item: Any, body: BatchBody, record: RequestLog) -> BatchResult:
     """Return the result of one text of a batch, which may be an error."""
-    started, state = time.perf_counter(), request.app.state
+    started, state = time.perf_counter(), state_of(request)
     try:
         item_request = await asyncio.to_thread(_item_request, item, body)
         speech = await speak(state.engine, item_request, settings=state.settings, record=record)
@@ -173,8 +174,8 @@ def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
 )
 async def create_speech(request: Request) -> Response:
     """Speak a text; the response is sent while it is generated, unless `stream` is false."""
-    body, engine = await read_json(request, OpenAISpeechBody), request.app.state.engine
-    voice = await own_voice(request.app.state, body.voice)
+    body, engine = await read_json(request, OpenAISpeechBody), state_of(request).engine
+    voice = await own_voice(state_of(request), body.voice)
     try:
         rate = body.sample_rate or (OPENAI_PCM_RATE if body.response_format == "pcm" else None)
         streams = body.stream is not False
@@ -234,14 +235,14 @@ async def list_audio_models() -> AudioModels:
 @openai_router.get("/v1/audio/voices", summary="All voices, in short", responses=failures(503, has_body=False))
 async def list_audio_voices(request: Request) -> AudioVoices:
     """List the voices by `id` and `name`."""
-    voices = await asyncio.to_thread(request.app.state.engine.voices)
+    voices = await asyncio.to_thread(state_of(request).engine.voices)
     return AudioVoices(voices=[Named(id=voice.name, name=voice.name) for voice in voices])
 
 
 @voices_router.get("/v1/voices", summary="All voices", responses=failures(503, has_body=False))
 async def list_voices(request: Request) -> VoicesAnswer:
     """List the checkpoint's voices and those that were added."""
-    engine, member = ready_engine(request), request.app.state.member
+    engine, member = ready_engine(request), state_of(request).member
     voices = await asyncio.to_thread(engine.voices)
     keeps_added = engine.config.voices_path is not None and (member is None or member.keeps_voices)
     return VoicesAnswer(voices=[VoiceAnswer.of(voice) for voice in voices], keeps_added=keeps_added)
@@ -300,7 +301,7 @@ async def delete_voice(request: Request, name: str) -> Response:
 
 def ready_engine(request: Request) -> SpeechEngine:
     """Return the engine. Raises `EngineNotReadyError` or `DrainingError`."""
-    state = request.app.state
+    state = state_of(request)
     if (refused := state.gate.refusal()) is not None:
         raise refused
     engine: SpeechEngine = state.engine

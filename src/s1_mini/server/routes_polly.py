@@ -26,6 +26,7 @@ from s1_mini.server.record import record_of
 from s1_mini.server.routes import ready_engine
 from s1_mini.server.schemas import SpeechRequest
 from s1_mini.server.speech import AudioResponse, respond, speak_to_client
+from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import POLLY_VOICES, own_voice
 from s1_mini.types import TTSRequest
 
@@ -84,14 +85,14 @@ routers = (router, signed_router)  # before the other routers, whose `GET /v1/vo
 async def put_lexicon(request: Request, name: str) -> dict[str, Any]:
     """Store a lexicon."""
     body = await read_json(request, LexiconBody)
-    await asyncio.to_thread(request.app.state.lexicons.put, name, body.Content)
+    await asyncio.to_thread(state_of(request).lexicons.put, name, body.Content)
     return {}
 
 
 @signed_router.get("/v1/lexicons/{name}")
 def get_lexicon(request: Request, name: str) -> dict[str, Any]:
     """Return a lexicon and its attributes."""
-    lexicons = request.app.state.lexicons
+    lexicons = state_of(request).lexicons
     document = {"Name": name, "Content": lexicons.get(name)}
     return {"Lexicon": document, "LexiconAttributes": lexicons.describe(name)}
 
@@ -99,14 +100,14 @@ def get_lexicon(request: Request, name: str) -> dict[str, Any]:
 @signed_router.get("/v1/lexicons")
 def list_lexicons(request: Request) -> dict[str, Any]:
     """List the lexicons with their attributes."""
-    described = request.app.state.lexicons.describe_all()
+    described = state_of(request).lexicons.describe_all()
     return {"Lexicons": [{"Name": name, "Attributes": attributes} for name, attributes in described.items()]}
 
 
 @signed_router.delete("/v1/lexicons/{name}")
 def delete_lexicon(request: Request, name: str) -> dict[str, Any]:
     """Delete a lexicon."""
-    request.app.state.lexicons.delete(name)
+    state_of(request).lexicons.delete(name)
     return {}
 
 
@@ -128,7 +129,7 @@ async def describe_voices(request: Request) -> JSONResponse:
 )
 async def synthesize_speech(request: Request) -> Response:
     """Speak a text; the audio is sent while it is generated. `OutputFormat` json returns speech marks."""
-    body, state = await read_json(request, PollyBody), request.app.state
+    body, state = await read_json(request, PollyBody), state_of(request)
     try:
         output, rate = polly.output_of(body.OutputFormat, body.SampleRate, body.SpeechMarkTypes)
         options = _text_type(body) | {"sample_rate": rate, "voice": await own_voice(state, body.VoiceId, POLLY_VOICES)}
@@ -161,7 +162,7 @@ def _text_type(body: PollyBody) -> dict[str, Any]:
 
 async def _marked(request: Request, body: PollyBody, tts_request: TTSRequest) -> AudioResponse:
     """Speak with word times, or without if the checkpoint reports none and only sentence marks are requested."""
-    engine = request.app.state.engine
+    engine = state_of(request).engine
     try:
         timed = replace(tts_request, word_times=True)
         return await speak_to_client(request, engine, SpeechRequest(timed, "pcm"))

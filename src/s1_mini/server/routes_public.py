@@ -13,6 +13,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.staticfiles import StaticFiles
 
 from s1_mini.server.schemas import ErrorAnswer
+from s1_mini.server.state import state_of
 
 DIRECTORY = Path(__file__).parent / "static"
 
@@ -78,7 +79,7 @@ async def _file(name: str, request: Request, headers: dict[str, str] = HEADERS) 
 @health_router.get("/ping", response_class=Response, summary="Readiness", responses=_UNREADY)
 async def ping(request: Request) -> Response:
     """Return 200 without a body if requests are accepted; otherwise 503 (starting, failed or shutting down)."""
-    if (refused := request.app.state.gate.refusal()) is not None:
+    if (refused := state_of(request).gate.refusal()) is not None:
         raise refused
     return Response()
 
@@ -89,7 +90,7 @@ async def health(request: Request) -> dict[str, Any]:
 
     The status is always 200; `ready` is true if `/ready` returns 200.
     """
-    gate = request.app.state.gate
+    gate = state_of(request).gate
     refused = gate.refusal()
     server = {
         "requests": gate.num_inside,
@@ -104,5 +105,5 @@ async def health(request: Request) -> dict[str, Any]:
 @health_router.get("/metrics", response_class=Response, summary="Metrics for Prometheus")
 async def metrics(request: Request) -> Response:
     """Return the metrics of engine and server in Prometheus' text format."""
-    content, kind = await asyncio.to_thread(request.app.state.meter.text)
+    content, kind = await asyncio.to_thread(state_of(request).meter.text)
     return Response(content, media_type=kind)

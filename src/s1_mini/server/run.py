@@ -31,6 +31,7 @@ from s1_mini.server.connections import open_more_files
 from s1_mini.server.limits import EngineDied
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.member import trusted_peers
+from s1_mini.server.state import state_in
 from s1_mini.server.wire import HttpProtocol, SocketWire
 
 if TYPE_CHECKING:
@@ -103,11 +104,11 @@ def run(app: FastAPI) -> int:
 
     If the engine failed after its start, exit from the process with code 1 instead of returning.
     """
-    settings = app.state.settings
-    member = app.state.member
+    state = state_in(app)
+    settings, member = state.settings, state.member
     set_up_logging(
         settings.log_format,
-        replica=member and member.name,
+        replica=member.name if member else None,
         stream=os.fdopen(keep_out(), "w", buffering=1, encoding="utf-8"),
     )
     if member is None and not settings.keys and not is_loopback(settings.host):
@@ -118,7 +119,7 @@ def run(app: FastAPI) -> int:
     with suppress(SystemExit):  # uvicorn could not listen after all, and has logged why
         server.run()
     server.last_resort.cancel()
-    failure = app.state.gate.failure
+    failure = state.gate.failure
     if isinstance(failure, EngineDied):
         _exit(1)  # an ordinary exit would wait for a GPU that hangs
     return 1 if failure is not None or not server.started else 0
@@ -126,7 +127,8 @@ def run(app: FastAPI) -> int:
 
 def make_config(app: FastAPI) -> uvicorn.Config:
     """Return uvicorn's configuration for `app`; logging is not configured."""
-    settings, member = app.state.settings, app.state.member
+    state = state_in(app)
+    settings, member = state.settings, state.member
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -152,13 +154,13 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI) -> None:
         super().__init__(make_config(app))
-        self._state = app.state
+        self._state = state_in(app)
         self._drain_ends = float("inf")
         self._began = time.monotonic()
         self._place: dict[str, str] = {}  # the address, unless all replicas share it
         self._logged: set[str] = set()  # events that were logged
         self._ending: asyncio.Task[None] | None = None
-        self.last_resort = threading.Timer(app.state.settings.drain_timeout_s, self._exit_now)
+        self.last_resort = threading.Timer(self._state.settings.drain_timeout_s, self._exit_now)
         self.last_resort.daemon = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

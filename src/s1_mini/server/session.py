@@ -35,6 +35,7 @@ from s1_mini.server.errors import (
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
+from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import names_in_markup, own_voice
 from s1_mini.text.markup import begins_ssml, cut_documents, last_voice, may_begin_ssml
 from s1_mini.text.split import EarlyStart, Stretches, cut_arriving, ends_sentence
@@ -84,7 +85,7 @@ async def config_of(
     socket: WebSocket, start: StartOptions, voice: str | None, audio_format: AudioFormat, rate: int | None
 ) -> SessionConfig:
     """Return the configuration of a client that names its voice in the URL. Raises the errors of `describe_voice`."""
-    state = socket.app.state
+    state = state_of(socket)
     name = await own_voice(state, voice)
     if name is not None:
         await asyncio.to_thread(state.engine.describe_voice, name)
@@ -94,7 +95,7 @@ async def config_of(
 
 async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
     """Run a session with a client. Raises `BusyError`, or `ClientGoneError` if the client disconnects."""
-    session, pool, record = Session(socket, protocol), socket.app.state.websockets, record_of(socket)
+    session, pool, record = Session(socket, protocol), state_of(socket).websockets, record_of(socket)
     if not pool.add(session, record.client):
         raise BusyError("All WebSocket sessions are in use. Retry in one second.")
     try:
@@ -112,7 +113,7 @@ class Session:
     """
 
     def __init__(self, socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
-        self._socket, self.state = socket, socket.app.state
+        self._socket, self.state = socket, state_of(socket)
         self.record = record_of(socket)
         self._is_evicted = False
         self.is_ending = False  # no more text comes

@@ -29,6 +29,7 @@ from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
 from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.schemas import SpeechRequest
+from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import with_voice_names
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class AudioResponse:
 
 async def speak_to_client(request: Request, engine: SpeechEngine, speech: SpeechRequest) -> AudioResponse:
     """Speak for an HTTP request. Raises the errors of `speak`, and `ClientGoneError` if the client disconnects."""
-    work = speak(engine, speech, settings=request.app.state.settings, record=record_of(request))
+    work = speak(engine, speech, settings=state_of(request).settings, record=record_of(request))
     return await while_listened(request.receive, work)
 
 

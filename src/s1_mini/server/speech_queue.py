@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from starlette.datastructures import State
-
 from s1_mini.exceptions import MarkupError, NothingToSpeakError, RequestError, TextError
 from s1_mini.server.accounts import Resource
 from s1_mini.server.record import RequestLog
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
 from s1_mini.server.speech import AudioResponse, Times, speak
+from s1_mini.server.state import ServerState
 from s1_mini.text.split import Stretches
 from s1_mini.text_stream import TextStream
 from s1_mini.types import Joined
@@ -86,7 +85,7 @@ class SpeechQueue:
     """
 
     def __init__(
-        self, state: State, record: RequestLog, listener: Callable[[], Listener], on_idle: Callable[[], None]
+        self, state: ServerState, record: RequestLog, listener: Callable[[], Listener], on_idle: Callable[[], None]
     ) -> None:
         self._state, self._record, self._listener, self._on_idle = state, record, listener, on_idle
         assert record.holding is not None

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import State
-
+from s1_mini.server.state import ServerState
 from s1_mini.types import TTSRequest, VoiceInfo
 
 if TYPE_CHECKING:
@@ -91,7 +90,9 @@ def assign_voices(names: Mapping[str, tuple[str, str]], voices: Sequence[VoiceIn
     return assigned
 
 
-async def own_voice(state: State, name: str | None, names: Mapping[str, tuple[str, str]] = CLIENT_VOICES) -> str | None:
+async def own_voice(
+    state: ServerState, name: str | None, names: Mapping[str, tuple[str, str]] = CLIENT_VOICES
+) -> str | None:
     """Return our name for the requested voice `name`; None is the default voice.
 
     Names of other services are mapped by the settings, or else by `names`, in any case and with blanks around them. An
@@ -115,7 +116,7 @@ def _named(names: Iterable[str], given: str) -> str | None:
     return given if given in same else next(iter(same), None)
 
 
-def names_in_markup(state: State) -> frozenset[str]:
+def names_in_markup(state: ServerState) -> frozenset[str]:
     """Return the voice names that markup may use, in lower case; `state` is the application's."""
     names = (*OPENAI_VOICES, *POLLY_VOICES, *state.settings.voice_names)
     return frozenset({*state.engine.voice_names(), *map(str.lower, names)})

@@ -27,6 +27,7 @@ from s1_mini.server.connections import Connections, has_left, unread
 from s1_mini.server.errors import HeadTooSlowError, HttpError, ServerError, describe, row_of
 from s1_mini.server.member import PROXY
 from s1_mini.server.record import record_in
+from s1_mini.server.state import state_in
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        state = self.config.app.state  # type: ignore[union-attr]
+        state = state_in(self.config.app)
         self.conn = self._parser = Parser(h11.SERVER, MAX_HEAD_BYTES + (ADDED_BYTES if state.member else 0))
         self._parser.max_headers += ADDED_HEADERS if state.member else 0
         self._connections: Connections = state.connections
@@ -175,7 +176,7 @@ class SocketWire(WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._accounts: Accounts = self.config.app.state.accounts  # type: ignore[union-attr]
+        self._accounts: Accounts = state_in(self.config.app).accounts
         self._held = self._accounts.hold("")
         self._began = self.loop.time()
         self._num_frames = 0
@@ -211,7 +212,7 @@ class SocketWire(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._held.release()
-        self.config.app.state.connections.remove(self.transport)  # type: ignore[union-attr]
+        state_in(self.config.app).connections.remove(self.transport)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from starlette.datastructures import State
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, async_write_event
@@ -34,6 +33,7 @@ from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.schemas import SpeechRequest, StartOptions
 from s1_mini.server.session import SMALL_TEXT
 from s1_mini.server.speech import speak
+from s1_mini.server.state import ServerState
 from s1_mini.server.voice_names import own_voice
 from s1_mini.text.markup import begins_ssml
 from s1_mini.text.split import EarlyStart, Stretches, cut_arriving, ends_sentence
@@ -54,7 +54,7 @@ WIDTH, CHANNELS = 2, 1
 class WyomingServer:
     """Listens on the Wyoming port of an application; `state` is the application's."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ServerState) -> None:
         self._state = state
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -96,7 +96,7 @@ class _Connection:
     """One connection, with a task that reads events and a task that responds to them in order."""
 
     def __init__(
-        self, state: State, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_event_bytes: int
+        self, state: ServerState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_event_bytes: int
     ) -> None:
         self._state, self._reader, self._writer, self._limit = state, reader, writer, max_event_bytes
         self._client = state.accounts.client(writer.get_extra_info("peername")[0])
