@@ -225,7 +225,6 @@ class Parts:
         self._seed, self._scale = seed, scale
         self._workloads = 0
         engine.add_voice(VOICE, tone(engine.sample_rate, scale.reference_s), TEXT)
-        engine.pin_voice(VOICE)
         self._clients, self._bulk = (
             Clients(engine, lambda _: {"voice": VOICE}, "ttfa"),
             Clients(engine, lambda _: {"voice": VOICE}, "balanced"),

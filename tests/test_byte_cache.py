@@ -1,4 +1,4 @@
-"""The cache stays within its byte limit, evicts the least recently used entry, and never a pinned one."""
+"""The cache stays within its byte limit, evicts the least recently used entry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import tracemalloc
 from types import FrameType
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,28 +30,6 @@ def test_the_least_recently_used_goes_first() -> None:
     assert cache.stats.evictions == 1
 
 
-def test_a_pinned_entry_stays_until_it_is_unpinned() -> None:
-    cache = cache_of("a", "b", "c")
-    cache.pin("a")
-
-    cache.put("d", "D", 60)
-
-    assert [key for key in "abcd" if key in cache] == ["a", "d"]
-    cache.unpin("a")
-    cache.put("e", "E", 90)
-    assert [key for key in "abcde" if key in cache] == ["e"]
-    assert (cache.stats.num_bytes, cache.stats.pinned) == (90, 0)
-
-
-def test_an_entry_that_does_not_fit_next_to_pinned_ones_is_refused() -> None:
-    cache = cache_of("a", "b")
-    cache.pin("a")
-
-    assert not cache.put("big", "BIG", 71)
-    assert "big" not in cache
-    assert "b" in cache
-
-
 def test_entries_may_be_bounded_too() -> None:
     cache: ByteCache[str] = ByteCache(100, max_entries=2)
     for key in "abc":
@@ -71,12 +48,18 @@ def test_a_new_value_replaces_the_old_with_its_bytes() -> None:
     assert cache.stats.num_bytes == 10
 
 
-def test_shrinking_evicts_all_but_pinned_entries() -> None:
+def test_shrinking_evicts_all_entries() -> None:
     cache = cache_of("a", "b", "c")
-    cache.pin("b")
 
-    assert cache.shrink() == 60
-    assert [key for key in "abc" if key in cache] == ["b"]
+    assert cache.shrink() == 90
+    assert [key for key in "abc" if key in cache] == []
+
+
+def test_an_entry_that_is_too_large_is_refused() -> None:
+    cache = cache_of("a")
+
+    assert not cache.put("big", "BIG", 101)
+    assert [key for key in ("a", "big") if key in cache] == ["a"]
 
 
 def test_hits_and_misses_are_counted() -> None:
@@ -87,33 +70,28 @@ def test_hits_and_misses_are_counted() -> None:
     assert (cache.stats.hits, cache.stats.misses) == (1, 1)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 120), st.booleans()), max_size=40))
-def test_bytes_are_never_more_than_allowed(steps: list[tuple[str, int, bool]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 120)), max_size=40))
+def test_bytes_are_never_more_than_allowed(steps: list[tuple[str, int]]) -> None:
     cache: ByteCache[int] = ByteCache(100)
-    for key, size, pins in steps:
+    for key, size in steps:
         cache.put(key, size, size)
-        if pins:
-            cache.pin(key)
 
         stats = cache.stats
         assert stats.num_bytes <= 100
         assert stats.num_bytes == sum(cache.get(k) or 0 for k in "abcdef" if k in cache)
 
 
-@pytest.mark.parametrize("pinned", [0, 0.5])
-def test_putting_an_entry_costs_the_same_however_many_there_are(pinned: float) -> None:
-    small, large = (put_cost(entries, pinned) for entries in (100, 20_000))
+def test_putting_an_entry_costs_the_same_however_many_there_are() -> None:
+    small, large = (put_cost(entries) for entries in (100, 20_000))
 
     assert large == small
 
 
-def put_cost(entries: int, pinned: float) -> tuple[int, int]:
+def put_cost(entries: int) -> tuple[int, int]:
     """Count the bytecode instructions and the kilobytes of temporary memory of one `put` that evicts an entry."""
     cache: ByteCache[int] = ByteCache(entries)
     for number in range(entries):
         cache.put(str(number), number, 1)
-        if number < pinned * entries:
-            cache.pin(str(number))
     instructions = 0
 
     def count(frame: FrameType, event: str, _: object) -> Any:

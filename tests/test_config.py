@@ -53,7 +53,6 @@ FIELDS = [
     "reference_cache_path",
     "reference_cache_disk_mb",  # disk space for the cache depends on what else uses the disk
     "voices_path",  # added voices have to outlive the process, in a directory that the deployment provides
-    "warm_voices",  # the most requested voices depend on the deployment
     "normalize",  # whether numbers are normalized for a voice depends on the deployment, as with unsupported characters
     "on_unsupported",
     "lexicon_path",
@@ -182,7 +181,7 @@ def test_an_unknown_variable_is_warned_about_by_name(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("S1_MINI_VOICES", "mine")
 
     with pytest.warns(
-        UserWarning, match="S1_MINI_VOICES is not a setting of s1_mini; did you mean S1_MINI_WARM_VOICES"
+        UserWarning, match="S1_MINI_VOICES is not a setting of s1_mini; did you mean S1_MINI_SERVER_VOICE_NAMES"
     ):
         EngineConfig()
 

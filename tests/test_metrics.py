@@ -97,10 +97,8 @@ def test_a_reload_that_fails_leaves_the_old_checkpoint_speaking(own: ProductionT
 def test_a_reload_keeps_voices_that_were_added(own: ProductionTTSEngine, tone: np.ndarray) -> None:
     with own:
         own.add_voice("me", tone, "Ah.")
-        own.pin_voice("me")
         before = own.generate("Hello.", voice="me", seed=1, max_new_tokens=6).audio
 
         own.reload(own.config.checkpoint_path)
 
         assert np.array_equal(own.generate("Hello.", voice="me", seed=1, max_new_tokens=6).audio, before)
-        assert own.describe_voice("me").pinned

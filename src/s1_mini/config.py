@@ -183,7 +183,6 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     voices_path: Folder = Field(
         None, description="folder that keeps added voices; unset: they are kept in memory until the engine stops"
     )
-    warm_voices: NameList = Field("", description="voices to load after the start: comma-separated names, or all")
 
     # How text is read (text/form.py).
     normalize: Literal["auto", "off"] = Field(

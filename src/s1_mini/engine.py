@@ -103,7 +103,7 @@ class _Lifecycle:
         with self._lifecycle:
             if self._running is None:
                 self._running = self._load(self.config)
-                self._running.voices.preloader.start()
+                self._running.voices.importer.start()
 
     def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
         """Load `checkpoint_path`, or the built-in checkpoint if it is None, while requests continue.
@@ -112,7 +112,7 @@ class _Lifecycle:
         are in memory (`kv_cache_gb` limits the KV cache of each). If the new checkpoint cannot be loaded, the old one
         stays loaded and the method raises `CheckpointError`, `ConfigurationError` or `EngineError`, such as
         `CapacityError` if both do not fit in memory. After `timeout_s`, the remaining requests of the old checkpoint
-        end with `EngineNotReadyError`. Pins, and voices that were added in memory, are kept if the codec is the same.
+        end with `EngineNotReadyError`. Voices that were added in memory are kept if the codec is the same.
         """
         refuse_fork()
         with self._lifecycle:
@@ -126,7 +126,7 @@ class _Lifecycle:
                     f"not enough memory to load the new checkpoint while the current one is active: {reason}"
                 ) from None
             self.config, self._running = config, new
-            new.voices.preloader.start()
+            new.voices.importer.start()
         old.close(drains=True, timeout_s=timeout_s)
 
     def _load(self, config: EngineConfig, before: VoiceService | None = None) -> EngineRuntime:
@@ -334,18 +334,6 @@ class _Voices(_Lifecycle):
         Raises `VoiceNotFoundError`, `VoiceReadOnlyError`, or `EngineError` if the file cannot be deleted.
         """
         self._ready().voices.delete(name)
-
-    def pin_voice(self, name: str) -> VoiceInfo:
-        """Keep a voice in the caches until `unpin_voice` or `stop`, and prefill it in the background.
-
-        Raises the errors of `describe_voice`, `VoiceError` if the voice does not fit the model, and `CapacityError` if
-        it does not fit with the other pinned voices.
-        """
-        return self._ready().voices.pin(name)
-
-    def unpin_voice(self, name: str) -> VoiceInfo:
-        """Unpin a voice. Raises the errors of `describe_voice`."""
-        return self._ready().voices.unpin(name)
 
 
 class ProductionTTSEngine(_Voices):

@@ -186,7 +186,6 @@ class VoiceInfo:
     source: VoiceSource  # part of the checkpoint, or added later
     seconds: float  # duration of the recording
     text: str  # transcript of the recording
-    pinned: bool  # exempt from eviction from the caches
     warning: str | None = None  # about the recording; set by `add_voice` only
 
 

@@ -42,7 +42,7 @@ def test_a_wrong_value_is_named_and_a_key_is_never_shown() -> None:
     ("settings", "field"),
     [
         *[(ServerSettings, name) for name in ("api_key", "api_keys", "cors_origins", "allowed_hosts", "voice_names")],
-        *[(EngineConfig, name) for name in ("placement", "warm_voices", "vllm_stages")],
+        *[(EngineConfig, name) for name in ("placement", "vllm_stages")],
         *[(ClusterSettings, name) for name in ("replicas", "gpus", "cpus")],
     ],
 )

@@ -102,7 +102,7 @@ def test_the_server_describes_its_voices_and_that_it_streams(port: int, robin: s
 
 def test_voices_have_the_language_of_their_description_and_the_default_one_is_first() -> None:
     def voice(name: str, description: str, *, is_default: bool = False) -> VoiceInfo:
-        return VoiceInfo(name, description, is_default, "checkpoint", 3.0, "", pinned=False)
+        return VoiceInfo(name, description, is_default, "checkpoint", 3.0, "")
 
     (program,) = info_of([voice("alan", "a man, British, calm"), voice("anna", "", is_default=True)]).tts
 
@@ -133,7 +133,7 @@ def test_text_that_arrives_in_pieces_is_spoken_before_its_end_and_once(port: int
 
 
 def test_streamed_ssml_is_read_as_ssml_by_setting(tiny: Path) -> None:
-    config = EngineConfig(checkpoint_path=tiny, device="cpu", accept_ssml=True, max_columns=200)
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", accept_ssml=True)
     pieces = ("<speak>One. Two", '.<break time="10s"/><break strength="none"/> ', "Three.</speak>")
     with ProductionTTSEngine(config) as engine, home(engine, start_words=1) as (_, port):
         sent = [SynthesizeStart(), *map(SynthesizeChunk, pieces), SynthesizeStop()]

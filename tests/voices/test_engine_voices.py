@@ -1,10 +1,9 @@
-"""Named voices in a running engine: added, listed, pinned, preloaded and deleted."""
+"""Named voices in a running engine: added, listed and deleted."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from s1_mini.exceptions import (
     VoiceReadOnlyError,
 )
 from s1_mini.types import VoiceInfo
-from s1_mini.voices.library import FOLDER, NamedVoice, write_voice
+from s1_mini.voices.library import NamedVoice
 from s1_mini.voices.registry import VoiceDirectory
 from tests.voices.conftest import make_voice, settled
 from voice_formats import voice_format
@@ -47,7 +46,7 @@ def test_an_added_voice_speaks_as_its_reference_does(tiny: Path, tone: np.ndarra
         info = engine.add_voice("mia", tone, "Ah.", description="A tone.")
         given = engine.generate("Hello.", reference_audio=tone, reference_text="Ah.", seed=1, max_new_tokens=6).audio
 
-        assert info == VoiceInfo("mia", "A tone.", False, "added", pytest.approx(1.0, abs=0.05), "Ah.", False)
+        assert info == VoiceInfo("mia", "A tone.", False, "added", pytest.approx(1.0, abs=0.05), "Ah.")
         assert engine.voices() == [info]
         assert engine.describe_voice("mia") == info
         assert np.array_equal(speak(engine, "mia"), given)
@@ -116,8 +115,6 @@ def test_an_unknown_voice_is_reported_with_twenty_available_ones(tiny: Path, fol
             lambda: engine.generate("Hello.", voice="nobody"),
             lambda: engine.describe_voice("nobody"),
             lambda: engine.delete_voice("nobody"),
-            lambda: engine.pin_voice("nobody"),
-            lambda: engine.unpin_voice("nobody"),
         ]
         for ask in asks:
             with pytest.raises(VoiceNotFoundError, match=r"available: v00, .*, v19 and 3 more$") as caught:
@@ -137,8 +134,6 @@ def test_a_voice_is_found_in_any_case_and_with_blanks_around_its_name(
         read = engine.generate("nginx", voice=name, max_new_tokens=2).spoken_text
         assert read == engine.generate("nginx", voice="mia", max_new_tokens=2).spoken_text
         assert "engine" in read.lower()
-        assert engine.pin_voice(name).pinned
-        assert not engine.unpin_voice(name).pinned
         assert engine.describe_voice(name).name == "mia"
         engine.delete_voice(name)
         assert engine.voices() == []
@@ -244,45 +239,6 @@ def test_a_replaced_voice_with_another_transcript_is_another_prompt(tiny: Path, 
         assert engine.health_check()["reference_cache"]["misses"] == 1
 
 
-def test_a_pinned_voice_is_prefilled_and_survives_eviction_and_lack_of_memory(tiny: Path, tone: np.ndarray) -> None:
-    with engine_of(tiny, kv_cache_size=2) as engine:
-        prefixes = engine._running.synthesizer.core.prefixes
-        for index, name in enumerate(("mia", "nils", "olga", "paul")):
-            engine.add_voice(name, np.roll(tone, 999 * index), "Ah.")
-        assert engine.pin_voice("mia").pinned
-        settled(engine)
-        for name in ("nils", "olga", "paul"):
-            speak(engine, name)
-        evicted = prefixes.stats.evictions
-        prefixes.shrink()  # as the worker does when memory runs out
-
-        before = prefixes.stats
-        speak(engine, "mia")
-        assert (evicted, before.entries, prefixes.stats.hits) == (2, 1, before.hits + 1)
-
-        assert not engine.unpin_voice("mia").pinned
-        prefixes.shrink()
-        assert prefixes.stats.entries == 0
-
-
-def test_more_pins_than_the_cache_holds_are_refused(tiny: Path, tone: np.ndarray) -> None:
-    with engine_of(tiny, kv_cache_size=1) as engine:
-        engine.add_voice("mia", tone, "Ah.")
-        engine.add_voice("twin", tone, "Ah.")
-        engine.add_voice("nils", np.roll(tone, 999), "Ah.")
-        engine.pin_voice("mia")
-        engine.pin_voice("twin")  # shares its prefix
-        with pytest.raises(CapacityError, match="S1_MINI_PREFIX_CACHE_MB"):
-            engine.pin_voice("nils")
-
-        engine.unpin_voice("mia")
-        assert engine.describe_voice("twin").pinned
-        with pytest.raises(CapacityError):
-            engine.pin_voice("nils")
-        engine.delete_voice("twin")
-        assert engine.pin_voice("nils").pinned
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFOs in folders")
 def test_a_transcript_that_is_a_fifo_fails_and_delays_no_other(tiny: Path, folder: Path, tone: np.ndarray) -> None:
     for name in ("mia", "nils"):
@@ -294,76 +250,6 @@ def test_a_transcript_that_is_a_fifo_fails_and_delays_no_other(tiny: Path, folde
         output = settled(engine)
         assert [voice.name for voice in engine.voices()] == ["nils"]
         assert "not a regular file" in output["failed"]["mia"]
-
-
-def test_voices_are_preloaded_after_the_start(
-    voiced: Path, folder: Path, tone: np.ndarray, caplog: pytest.LogCaptureFixture
-) -> None:
-    with engine_of(voiced, warm_voices="bert, nobody") as engine:
-        output = settled(engine)
-        hits = engine.health_check()["prefix_cache"]["hits"]
-        warm = speak(engine, "bert")
-        assert engine.health_check()["prefix_cache"]["hits"] == hits + 1
-    with engine_of(voiced) as engine:
-        cold = speak(engine, "bert")
-
-    assert np.array_equal(warm, cold)
-    assert (output["count"], output["added"], list(output["failed"])) == (2, 0, ["nobody"])
-    assert "unknown voice 'nobody'" in caplog.text
-
-
-def test_all_voices_are_preloaded_as_far_as_they_fit_into_the_cache(voiced: Path) -> None:
-    for index in range(5):
-        write_voice(voiced / FOLDER, f"more{index}", make_voice(10 + index))
-    with engine_of(voiced, warm_voices="all", kv_cache_size=3) as engine:
-        output = settled(engine)
-        stats = engine.health_check()["prefix_cache"]
-
-    assert (output["failed"], stats["entries"], stats["evictions"]) == ({}, 3, 0)
-
-
-def test_preloading_a_voice_yields_to_requests(voiced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = make_voice(7, frames=700)
-    with engine_of(voiced, max_batch_size=2) as engine:
-        synthesizer, outcomes = engine._running.synthesizer, []
-        core, model = synthesizer.core, synthesizer.core.runners[0].stage
-        alone = speak(engine, "anna")
-        read = model.prefill
-
-        def slowly(parts: Any) -> None:
-            """Wait long enough for other threads to arrive."""
-            while reader.is_alive() and len(core.ledger) < 2:
-                time.sleep(0.001)
-            read(parts)
-
-        monkeypatch.setattr(model, "prefill", slowly)
-        accepted = core.line.stats.accepted
-        reader = threading.Thread(target=lambda: outcomes.append(synthesizer.read_prefix(long)))
-        reader.start()
-        while core.line.stats.accepted == accepted:
-            pass
-        beside = speak(engine, "anna")
-        reader.join()
-        given_way = core.prefixes.stats.entries
-
-        outcomes.append(synthesizer.read_prefix(long))
-
-        assert np.array_equal(alone, beside)
-        assert (outcomes, given_way) == ([False, True], 1)
-        assert core.prefixes.stats.entries == 2
-
-
-def test_preloading_ends_with_the_engine(voiced: Path) -> None:
-    for index in range(40):
-        write_voice(voiced / FOLDER, f"more{index}", make_voice(10 + index, frames=600))
-    before = set(threading.enumerate())
-    engine = engine_of(voiced, warm_voices="all", max_batch_size=2)
-    engine.start()
-    left = engine.health_check()["voices"]["warming"]
-    engine.stop()
-
-    assert left > 30
-    assert set(threading.enumerate()) <= before
 
 
 def test_recordings_in_the_directory_become_voices_and_broken_ones_are_reported(

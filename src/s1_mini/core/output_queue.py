@@ -228,8 +228,9 @@ class Output(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             self.queue.watch(partial(Waker.of(asyncio.get_running_loop()).wake, self._woken))
         while not self._is_closed:
             self._woken.clear()
-            if self._failure is not None:
-                raise self._failure
+            if (failure := self._failure) is not None:
+                self._failure = None  # its traceback refers to this output
+                raise failure
             chunk, is_over = self.queue.poll()
             if chunk is not None or is_over:
                 return chunk

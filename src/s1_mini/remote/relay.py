@@ -330,7 +330,6 @@ class Relay:
             profile=request.profile,
             is_streamed=request.speech.is_streamed,
             keeps=utterance.set_voice is not None,
-            pins=self._prefixes.is_pinned(utterance.prompt.prefix_key),
             timeout_s=request.deadline - time.monotonic(),
         )
 

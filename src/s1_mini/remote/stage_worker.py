@@ -172,15 +172,13 @@ class StageEngine:
         return Begun(utterance, queue)
 
     def _check_room(self, work: Work) -> None:
-        room, key = self._room(work.prompt), work.prompt.prefix_key
+        room = self._room(work.prompt)
         if work.max_steps > room:
             raise CapacityError(
                 f"the prompt and {work.max_steps} steps do not fit into a slot of {self.facts.positions} positions, "
                 "because replicas of the first stage have slots of different sizes; set S1_MINI_MAX_COLUMNS to the "
                 "size of the smallest slot"
             )
-        if key:
-            (self.core.prefixes.pin if work.pins else self.core.prefixes.unpin)(key)
 
     async def _feed(self, previous: Call, begun: Begun, work: Work) -> None:
         async for piece in receive(previous, work, self._names[self.index - 1], self.policy.input):

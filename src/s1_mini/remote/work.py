@@ -39,7 +39,6 @@ class Work:
     profile: ChunkProfile = "balanced"
     is_streamed: bool = False  # audio is delivered while it is generated
     keeps: bool = False  # also return the output of all stages except the last
-    pins: bool = False  # pin the voice in the cache of the first stage
     timeout_s: float = float("inf")
 
 

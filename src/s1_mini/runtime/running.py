@@ -57,10 +57,10 @@ class EngineRuntime:
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
         ends = None if timeout_s is None else time.monotonic() + timeout_s
-        self.voices.preloader.stop()
+        self.voices.importer.stop()
         for each in (self.short_texts, self.texts, self.recordings, self.synthesizer):
             each.close(drains=drains, timeout_s=None if ends is None else max(0.0, ends - time.monotonic()))
-        self.voices.preloader.join()
+        self.voices.importer.join()
 
     def submit(self, request: TTSRequest, deadline: float, *, streams: bool) -> Output:
         """Accept a request and return its audio; its text and recordings are read in threads of the engine.
@@ -316,7 +316,7 @@ def _report(core: Core, accepted: Request, work: Future[None]) -> None:
 def run(
     speaker: LoadedCheckpoint, synthesizer: Synthesizer, config: EngineConfig, before: VoiceService | None
 ) -> EngineRuntime:
-    """Return a runtime, which keeps in-memory voices and pins of `before`, if given. Raises `ConfigurationError`."""
+    """Return a runtime, which keeps in-memory voices of `before`, if given. Raises `ConfigurationError`."""
     for tag in speaker.description.languages.values():
         spoken_certain("1", tag)  # load the rules now, not at the first request
     references = ReferenceEncoder(

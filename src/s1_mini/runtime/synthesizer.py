@@ -24,7 +24,7 @@ from s1_mini.core.request import MAX_QUEUED, Later, Place, Request, Utterance
 from s1_mini.core.scheduler import NONE
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
-from s1_mini.exceptions import CapacityError, GenerationError, ParameterError, QueueFullError
+from s1_mini.exceptions import CapacityError, GenerationError, ParameterError
 from s1_mini.families.base import PLAIN, PromptOptions, StageChain, TextStreamModel
 from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.runtime.ahead import AheadCompiler
@@ -130,7 +130,6 @@ class Synthesizer:
         self._max_text_length = config.max_text_length
         self.references = open_references(speaker.description.voice, config)
         self._numbers = itertools.count()
-        self._prefix: OutputQueue | None = None  # output of the last `read_prefix`
         self._ahead = AheadCompiler(speaker, self._chain.stages, config)
         self.core.start()
         with ExitStack() as cleanup:
@@ -220,7 +219,6 @@ class Synthesizer:
         if not request.awaits_voice and (later := checks[len(utterances) :]):
             max(later, key=lambda each: len(each[0]))[1]()  # a text that is too long fails before generation
         self.core.open(request, utterances)
-        self.cancel_prefix()
 
     def begin_stream(
         self,
@@ -250,7 +248,6 @@ class Synthesizer:
             options=options,
             room=self._room,
         )
-        self.cancel_prefix()
         stream.attach(sink.take)
         request.speech.queue.accept()
 
@@ -280,10 +277,6 @@ class Synthesizer:
             )
         return prompt
 
-    def prefix_bytes(self, prompt: PromptTokens) -> int:
-        """Return the size in bytes of a prompt's shared prefix in the cache."""
-        return prompt.num_shared * self._loaded.position_bytes
-
     @property
     def aligner(self) -> Aligner | None:
         return self._chain.aligner
@@ -291,33 +284,6 @@ class Synthesizer:
     @property
     def num_slots(self) -> int:
         return self.core.slots.count
-
-    @property
-    def has_room_to_spare(self) -> bool:
-        """Whether no request waits and at least two slots are free, or the only slot if there is just one."""
-        slots = self.core.slots
-        return not len(self.core.line) and slots.num_free > min(1, slots.count - 1)
-
-    def read_prefix(self, voice: Voice) -> bool:
-        """Prefill `voice` into the cache with a request of one step, and return whether the request finished.
-
-        Any other request cancels this request. Only one thread may call this. Raises `VoiceError` or `EngineError`.
-        """
-        accepted = self.core.line.stats.accepted
-        try:
-            one_step = replace(self._speaker.description.defaults, max_new_tokens=1, seed=0)
-            queue = self.speak([WARM_UP_TEXT], [voice], one_step, streams=False)
-        except QueueFullError:
-            return False
-        self._prefix = queue
-        # If another request arrived before `_prefix` was set, it could not cancel this request.
-        if self.core.line.stats.accepted > accepted + 1:
-            queue.close()
-        return all(chunk.finish_reason != "cancelled" for chunk in queue)
-
-    def cancel_prefix(self) -> None:
-        if (prefix := self._prefix) is not None:
-            prefix.close()
 
     def describe(self) -> dict[str, Any]:
         core, slots = self.core, self.core.slots

@@ -133,9 +133,6 @@ class AddedVoices:
             self.num_changes += 1
             return self._voices.pop(name, None) is not None
 
-    def pin(self, name: str, *, pinned: bool) -> None:
-        """Keep the tensors of a voice in memory, or make them evictable again."""
-
     def recordings(self) -> list[Recording]:
         """Return the recordings that are newer than the voices made from them, sorted by name."""
         return []
@@ -212,9 +209,6 @@ class VoiceDirectory(AddedVoices):
                 raise StorageError(f"the voice {name!r} cannot be deleted: {error.strerror}") from None
         self._note(name, is_there=False)
         return was_there
-
-    def pin(self, name: str, *, pinned: bool) -> None:
-        (self._cache.pin if pinned else self._cache.unpin)(name)
 
     def recordings(self) -> list[Recording]:
         return unread_recordings(self.folder)
@@ -295,7 +289,6 @@ class VoiceRegistry:
 
     def __init__(self, library: CheckpointVoices, added: AddedVoices) -> None:
         self.library, self.added = library, added
-        self.pins: dict[str, tuple[str, int]] = {}  # by name: key and size of the pinned prefix
         self._being_added: set[str] = set()
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -417,5 +410,4 @@ class VoiceRegistry:
             source="checkpoint" if is_own else "added",
             seconds=summary.seconds,
             text=summary.text,
-            pinned=summary.name in self.pins,
         )
