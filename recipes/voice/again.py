@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recipes.voice.export import BOUND, COLDER
 from recipes.voice.shared import parser
-from s1_mini.weights.int8 import all_dequantized
+from s1_mini.weights.int8 import dequantized, without_scales
 
 FILES = ("model.safetensors", "codec.safetensors")
 
@@ -35,7 +36,8 @@ def begin(checkpoint: Path, work: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    return {name: tensor.float().contiguous() for name, tensor in all_dequantized(load_file(path), path.name).items()}
+    stored = load_file(path)
+    return {name: dequantized(stored, name, torch.float32) for name in without_scales(stored, path.name)}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from s1_mini.packaging.verify import Content, Manifest
 from s1_mini.packaging.write import lay_out
 from s1_mini.types import Voice
 from s1_mini.voices.library import read_summary, read_voice, write_voice
-from s1_mini.weights.convert import TensorFile
 from s1_mini.weights.files import read_tensors
 from voice_formats import BOOKS, voice_format
 
@@ -109,8 +108,8 @@ def check_codec(path: Path) -> None:
 KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "pth": (pth, read_tensors),
     "old pth": (lambda folder: pth(folder, zipped=False), read_tensors),
-    "safetensors": (safetensors, lambda path: (read_tensors(path), TensorFile(path))),
-    "index": (index, lambda path: (read_tensors(path), TensorFile(path))),
+    "safetensors": (safetensors, read_tensors),
+    "index": (index, read_tensors),
     "voice": (voice, lambda path: (read_voice(path, voice_format()), read_summary(path, voice_format()))),
     "manifest": (manifest, lambda path: Manifest.from_bytes(path.read_bytes())),
     "config.json": (lambda folder: folder / "config.json", check_model),

@@ -11,7 +11,6 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +18,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import CheckpointFileError, PackageError, VoiceError
-from s1_mini.families.base import Conversion
-from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.files import delete_temporary_folders
 from s1_mini.packaging import compile_cache
 from s1_mini.packaging.verify import Content, Manifest, check_kind, unpack_archive, verify_archive, verify_directory
@@ -91,26 +87,7 @@ def test_weights_are_those_that_convert_writes(published: Path, unpacked: Path, 
     convert_checkpoint(published, tmp_path / "converted")
 
     for name in ("model.safetensors", "codec.safetensors"):
-        one, other = load_file(unpacked / name), load_file(tmp_path / "converted" / name)
-        assert list(one) == list(other)
-        assert all(one[n].dtype == other[n].dtype for n in one)
-        assert all((one[n] - other[n]).abs().max() <= 1e-6 * other[n].abs().max() for n in one)
-
-
-def test_tensors_read_in_pieces_are_those_read_whole(
-    published: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("s1_mini.weights.convert.PIECE_BYTES", 4096)
-    monkeypatch.setattr("s1_mini.weights.convert.WINDOW_BYTES", 2**18)
-
-    write_archive(lay_out(published, Conversion(codec_precision="float16")), tmp_path / "pieces.tar.gz")
-
-    pieces, whole = tmp_path / "pieces", tmp_path / "whole"
-    unpack_archive(tmp_path / "pieces.tar.gz", pieces)
-    unpack_archive(archive, whole)
-    for name in ("model.safetensors", "codec.safetensors"):
-        one, other = load_file(pieces / name), load_file(whole / name)
-        assert all(torch.allclose(one[n].float(), other[n].float(), rtol=1e-6, atol=1e-7) for n in other)
+        assert (unpacked / name).read_bytes() == (tmp_path / "converted" / name).read_bytes()
 
 
 def test_the_manifest_says_what_wrote_it_and_what_every_file_is(unpacked: Path) -> None:
@@ -383,25 +360,3 @@ def test_a_manifest_that_was_edited_contradicts_itself() -> None:
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
     with pytest.raises(PackageError, match="contradicts itself"):
         Manifest.from_bytes(edited)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in KiB only there")
-def test_a_large_checkpoint_takes_little_memory(tmp_path: Path, published: Path) -> None:
-    """A quarter of a gigabyte more of weights takes less than an eighth of it more memory."""
-    recipe = RECIPES["tiny"]
-    large = type(recipe)(recipe.model | {"dim": 1024, "intermediate_size": 8192}, recipe.codec, num_semantic=64)
-    write_random_checkpoint(tmp_path / "large", large, form="published")
-    code = "from s1_mini.cli.app import run; code = run(); print(open('/proc/self/status').read()); exit(code)"
-
-    def peak_kib(checkpoint: Path, output: Path) -> int:
-        command = [sys.executable, "-c", code, "package", "--checkpoint", str(checkpoint), "-o", str(output)]
-        told = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-        done = subprocess.run(command, env=told, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout.partition(b"VmHWM:")[2].split()[0])  # of this process alone, unlike ru_maxrss
-
-    little = peak_kib(published, tmp_path / "little.tar.gz")
-
-    assert (tmp_path / "large" / "model.pth").stat().st_size > 2.5e8
-    assert peak_kib(tmp_path / "large", tmp_path / "a.tar.gz") - little < 32_000  # 22,400 as measured

@@ -18,7 +18,6 @@ from torch import nn
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
 from s1_mini.families.find import Checkpoint
-from s1_mini.weights.convert import TensorFile
 from s1_mini.weights.directory import find_tensors, tensor_bytes
 from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import fit
@@ -308,11 +307,6 @@ def test_names_that_no_terminal_can_show_are_refused_in_plain_letters(tmp_path: 
         read_tensors(tmp_path / "w.pth")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000
-
-
-def test_a_missing_file_to_convert_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointFileError, match=r"model\.safetensors is missing"):
-        TensorFile(tmp_path / "model.safetensors")
 
 
 def test_the_size_of_a_checkpoint_counts_the_tensors_of_all_its_files_and_folders(tmp_path: Path) -> None:

@@ -15,20 +15,19 @@ folder of plain files for an uncompressed `ModelDataSource`. Both contain::
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
 import shutil
-import struct
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, cast
 
 import torch
 
@@ -76,8 +75,6 @@ _REQUIREMENTS_HEAD = (
 )
 _WELCOME = ("CARD.md", "LICENSE", "LICENSE.md", "LICENSE.txt")  # the licence accompanies the weights
 PUBLISHED_VOICES = {".npy", ".npz"}
-_GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, unknown system
-_MAX_BLOCK = 2**16 - 1  # bytes of a stored block
 
 
 def lay_out(
@@ -90,7 +87,7 @@ def lay_out(
 ) -> list[ArchiveEntry]:
     """Return all members of the artifact of a checkpoint directory, in order.
 
-    The weights are checked against their config now, and read when their chunks are requested. Raises
+    The weights are checked against their config now, and converted when their chunks are requested. Raises
     `CheckpointError`, `ParameterError` for a precision that the family does not support, or `VoiceError` if `voices`
     has no voices, a name is invalid or occurs twice, or two voices are the default.
     """
@@ -167,14 +164,15 @@ def write_archive(
 ) -> Manifest:
     """Write a new `.tar.gz`, the same bytes for the same members. Raises `CheckpointError`."""
     contents: dict[str, Content] = {}
-    with _new_file(output) as file, _Gzip(file) as archive:
+    # Weights hardly compress, so nothing is compressed.
+    with _new_file(output) as file, gzip.GzipFile("", "wb", compresslevel=0, fileobj=file, mtime=0) as archive:
         for member in members:
             _add(archive, member, _hashed(member, contents, progress))
         manifest = _manifest(contents, origin)
         text = written(MANIFEST, manifest.to_bytes().decode())
         _add(archive, text, text.chunks())
         archive.write(bytes(2 * tarfile.BLOCKSIZE))
-        archive.write(bytes(-archive.size % tarfile.RECORDSIZE))
+        archive.write(bytes(-archive.tell() % tarfile.RECORDSIZE))
     return manifest
 
 
@@ -200,9 +198,8 @@ def convert_checkpoint(source: Path, target: Path, conversion: Conversion = KEPT
     if not source.is_dir():
         raise CheckpointNotFoundError(f"{source} is not a checkpoint directory")
     origin = origin_of(source)
-    members = family_of(source).files(source, conversion)
     with new_directory(target) as folder:
-        for member in members:
+        for member in family_of(source).files(source, conversion):
             write_member(folder, member)
         if (source / VOICES).is_dir():
             shutil.copytree(source / VOICES, folder / VOICES, dirs_exist_ok=True, ignore=_replaced(folder / VOICES))
@@ -243,41 +240,14 @@ def _replaced(voices: Path) -> Callable[[str, list[str]], list[str]]:
     return ignored
 
 
-class _Gzip:
-    """One gzip stream in which each write is deflated or stored; `gzip.GzipFile` has one level for all writes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._crc, self.size = file, 0, 0
-
-    def __enter__(self) -> Self:
-        self._file.write(_GZIP_HEADER)
-        return self
-
-    def write(self, data: Chunk, *, deflated: bool = False) -> None:
-        if deflated:
-            packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-            self._file.write(packer.compress(data) + packer.flush(zlib.Z_FULL_FLUSH))
-        else:  # zlib's level 0 would copy the data several times
-            for start in range(0, len(data), _MAX_BLOCK):
-                block = memoryview(data)[start : start + _MAX_BLOCK]
-                self._file.write(struct.pack("<BHH", 0, len(block), len(block) ^ 0xFFFF))
-                self._file.write(block)
-        self._crc, self.size = zlib.crc32(data, self._crc), self.size + len(data)
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._file.write(zlib.compressobj(wbits=-zlib.MAX_WBITS).flush())  # the last block, empty
-            self._file.write(struct.pack("<II", self._crc, self.size & 0xFFFF_FFFF))
-
-
-def _add(archive: _Gzip, member: ArchiveEntry, chunks: Iterable[Chunk]) -> None:
+def _add(archive: gzip.GzipFile, member: ArchiveEntry, chunks: Iterable[Chunk]) -> None:
     header = tarfile.TarInfo(member.name)
     header.size, header.mode, header.mtime = member.size, 0o644, 0
     archive.write(header.tobuf(tarfile.PAX_FORMAT, "utf-8"))
-    end = archive.size + member.size
+    end = archive.tell() + member.size
     for chunk in chunks:
-        archive.write(chunk, deflated=member.packs)
-    assert archive.size == end, f"{member.name}: {archive.size - end} bytes more than announced"
+        archive.write(chunk)
+    assert archive.tell() == end, f"{member.name}: {archive.tell() - end} bytes more than announced"
     archive.write(bytes(-member.size % tarfile.BLOCKSIZE))
 
 

@@ -18,11 +18,6 @@ SUFFIX = ".scale"
 SCALE = torch.bfloat16
 
 
-def stem(name: str) -> str:
-    """Return the name of the weights that a scale belongs to. Names of other tensors are returned unchanged."""
-    return name.removesuffix(SUFFIX)
-
-
 def is_int8(name: str, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether a tensor is stored in int8."""
     return tensors[name].dtype == torch.int8 and name + SUFFIX in tensors
@@ -33,14 +28,15 @@ def without_scales(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tens
 
     Raises `CheckpointMismatchError`, naming `source`, for a scale whose shape or type does not fit its weights.
     """
-    scales = {name + SUFFIX for name in tensors if is_int8(name, tensors)}
-    for name in sorted(scales):
-        weights, scale = tensors[stem(name)], tensors[name]
+    stored = sorted(name for name in tensors if is_int8(name, tensors))
+    for name in stored:
+        weights, scale = tensors[name], tensors[name + SUFFIX]
         if not weights.dim() or scale.shape != weights.shape[:1] or not scale.is_floating_point():
             raise CheckpointMismatchError(
-                f"{source}: {name} {tuple(scale.shape)} must have one number per row of {stem(name)} "
+                f"{source}: {name}{SUFFIX} {tuple(scale.shape)} must have one number per row of {name} "
                 f"{tuple(weights.shape)}"
             )
+    scales = {name + SUFFIX for name in stored}
     return {name: tensor for name, tensor in tensors.items() if name not in scales}
 
 
@@ -53,14 +49,6 @@ def dequantized(
         scale = tensors[name + SUFFIX].to(weights.device).float()
         weights = weights.float() * scale.view(-1, *[1] * (weights.dim() - 1))
     return weights.to(dtype)
-
-
-def all_dequantized(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return all weights, with int8 weights dequantized to float32. Also works for tensors on the meta device."""
-    return {
-        name: dequantized(tensors, name, torch.float32) if is_int8(name, tensors) else tensor
-        for name, tensor in without_scales(tensors, source).items()
-    }
 
 
 def quantized(weights: Tensor) -> tuple[Tensor, Tensor]:

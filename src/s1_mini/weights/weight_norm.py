@@ -44,12 +44,6 @@ def unfolded(layer: str, weight: Tensor, names: tuple[str, str]) -> dict[str, Te
     return {layer + scale: _norm(weight), layer + direction: weight}
 
 
-def folded_name(name: str) -> str:
-    """Return the name of the plain weight that a weight norm's tensor becomes. Other names are returned unchanged."""
-    suffix = next((suffix for pair in _SPELLINGS for suffix in pair if name.endswith(suffix)), None)
-    return name if suffix is None else name.removesuffix(suffix) + ".weight"
-
-
 def _fold(stem: str, scale: Tensor, direction: Tensor, what: str) -> Tensor:
     if direction.dim() < 2 or scale.shape != (len(direction), *[1] * (direction.dim() - 1)):
         raise CheckpointMismatchError(

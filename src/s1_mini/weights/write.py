@@ -29,7 +29,6 @@ class ArchiveEntry:
     name: str  # path in the checkpoint or artifact
     size: int  # bytes
     chunks: Callable[[], Iterator[Chunk]]  # returns the content
-    packs: bool = False  # whether compression makes it smaller
 
 
 def copied(path: Path, name: str) -> ArchiveEntry:
@@ -37,9 +36,7 @@ def copied(path: Path, name: str) -> ArchiveEntry:
     if not path.is_file():
         fault = "is not a file" if path.exists() else "is a broken link" if path.is_symlink() else "is missing"
         raise CheckpointFileError(f"{path} {fault}")
-    return ArchiveEntry(
-        name, path.stat().st_size, partial(_read, path), packs=path.suffix not in {".safetensors", ".so"}
-    )
+    return ArchiveEntry(name, path.stat().st_size, partial(_read, path))
 
 
 def voice_file(name: str, tensors: Mapping[str, Tensor]) -> ArchiveEntry:
@@ -52,7 +49,7 @@ def voice_file(name: str, tensors: Mapping[str, Tensor]) -> ArchiveEntry:
 
 def written(name: str, text: str) -> ArchiveEntry:
     content = text.encode()
-    return ArchiveEntry(name, len(content), lambda: iter([content]), packs=True)
+    return ArchiveEntry(name, len(content), lambda: iter([content]))
 
 
 def write_member(folder: Path, member: ArchiveEntry, chunks: Iterable[Chunk] | None = None) -> None:

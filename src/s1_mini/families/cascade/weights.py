@@ -36,11 +36,10 @@ from s1_mini.families.cascade.tokenizer import find_vocabulary
 from s1_mini.families.cascade.voice import published_voices, read_published
 from s1_mini.voices.format import for_file
 from s1_mini.voices.library import FOLDER as VOICES
-from s1_mini.weights.convert import ConvertedFile, Target, TensorFile, plan
+from s1_mini.weights.convert import is_large, steady_arithmetic, tensor_file
 from s1_mini.weights.directory import MODEL_NAMES
 from s1_mini.weights.files import read_object, read_tensors
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton
-from s1_mini.weights.weight_norm import folded_name
 from s1_mini.weights.write import ArchiveEntry, copied, voice_file, written
 
 PREFIXES = {"semantic": "semantic.", "coarse": "coarse_acoustics.", "fine": "fine_acoustics.", "codec": "codec_model."}
@@ -250,8 +249,9 @@ def build_models(
     return Models(**built)
 
 
+@steady_arithmetic()
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files of the compact form. Weights are read while the files are written.
+    """Return all files of the compact form.
 
     Each model has a `.safetensors` file, and voices have the engine's format. Masks and training statistics are
     dropped; the codec's weight norm is replaced by plain weights.
@@ -259,7 +259,7 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry
     Raises `CheckpointError`, or `ParameterError` for int8.
     """
     conversion.check_not_int8("a cascade")
-    config, parts, tensors = read_config(checkpoint), find_parts(checkpoint), read_models(checkpoint)
+    config, tensors = read_config(checkpoint), read_models(checkpoint)
     _fitting(config, tensors, checkpoint.name)
     codec_weights.check(config.codec, tensors, prefix=PREFIXES["codec"], source=f"{PREFIXES['codec']}*")
     values = read_values(checkpoint, _suno_values(checkpoint))
@@ -268,30 +268,24 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry
         members.append(copied(checkpoint / "generation_config.json", "generation_config.json"))
     vocabulary = find_vocabulary(checkpoint)
     members.append(copied(vocabulary, vocabulary.name))
-    for stage, path in parts.items():
-        file, compact = TensorFile(path), partial(_compact_names, stage, decode_only=conversion.decode_only)
-        targets = {target: _dtype(stage, target, conversion) for target in plan(file, compact, folded_name)}
-        members.append(ConvertedFile(targets).member(COMPACT[stage]))
+    for stage, prefix in PREFIXES.items():
+        named = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        if stage == "codec":
+            codec = codec_weights.translate(named, prefix=prefix, encodes=not conversion.decode_only)
+            kept = {prefix + name: tensor for name, tensor in codec.items()}
+        else:
+            kept = {name: x for name, x in named.items() if not _is_mask(name, x) and name != _UNUSED_HEAD}
+        members.append(tensor_file(COMPACT[stage], kept, partial(_dtype, stage, conversion)))
     for name, files in published_voices(checkpoint).items():
         voice = for_file(read_published(config.numbers, files, name))
         members.append(voice_file(f"{VOICES}/{name}.safetensors", voice))
     return members
 
 
-def _dtype(stage: str, target: Target, conversion: Conversion) -> torch.dtype:
+def _dtype(stage: str, conversion: Conversion, name: str, tensor: Tensor) -> torch.dtype:
     """Return the dtype to write. Small tensors of the codec, and its tensors that determine codes, stay in float32."""
     if stage == "codec":
-        determines_codes = ".quantizer." in target.name or ".encoder." in target.name
-        rounds = conversion.codec_precision == "float16" and not determines_codes and target.is_large
+        determines_codes = ".quantizer." in name or ".encoder." in name
+        rounds = conversion.codec_precision == "float16" and not determines_codes and is_large(tensor)
         return torch.float16 if rounds else torch.float32
-    return target.dtype if conversion.precision == "keep" else getattr(torch, conversion.precision)
-
-
-def _compact_names(stage: str, tensors: Mapping[str, Tensor], *, decode_only: bool) -> dict[str, Tensor]:
-    """Return the tensors of a stage that the engine uses, with transformers' names."""
-    prefix = PREFIXES[stage]
-    named = {name: tensor for name, tensor in _published_names(stage, tensors).items() if name.startswith(prefix)}
-    if stage != "codec":
-        return {name: value for name, value in named.items() if not _is_mask(name, value) and name != _UNUSED_HEAD}
-    translated = codec_weights.translate(named, prefix=prefix, encodes=not decode_only)
-    return {prefix + name: tensor for name, tensor in translated.items()}
+    return tensor.dtype if conversion.precision == "keep" else getattr(torch, conversion.precision)

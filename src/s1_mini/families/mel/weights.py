@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,8 +26,9 @@ from s1_mini.families.mel.voice import vectors_beside
 from s1_mini.voices.format import for_file
 from s1_mini.voices.library import FOLDER as VOICES
 from s1_mini.voices.library import SUFFIX
-from s1_mini.weights.convert import ConvertedFile, TensorFile, plan
+from s1_mini.weights.convert import is_large, tensor_file
 from s1_mini.weights.directory import find_model, read_json
+from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import below_prefix, check_fit, fit, skeleton, strip_prefix
 from s1_mini.weights.write import ArchiveEntry, copied, voice_file, written
 
@@ -118,10 +118,7 @@ def check(config: MelConfig, translated: Mapping[str, Tensor], source: str | Pat
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files of the compact form. Weights are read while the files are written.
-
-    Raises `CheckpointError`, or `ParameterError` for int8.
-    """
+    """Return all files of the compact form. Raises `CheckpointError`, or `ParameterError` for int8."""
     conversion.check_not_int8("SpeechT5")
     config, vocoder = read_configs(checkpoint)
     CharTokenizer.from_directory(checkpoint, config)
@@ -132,9 +129,9 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry
     return [
         written("config.json", json.dumps(values, indent=2) + "\n"),
         copied(checkpoint / FILE, FILE),
-        _model(checkpoint, config, conversion).member("model.safetensors"),
+        _model(checkpoint, config, conversion),
         written(f"{FOLDERS[0]}/config.json", json.dumps(sizes, indent=2) + "\n"),
-        _vocoder(vocoder, conversion).member(f"{FOLDERS[0]}/model.safetensors"),
+        _vocoder(vocoder, conversion),
         *_vectors(checkpoint, config.speaker_size),
     ]
 
@@ -146,22 +143,26 @@ def _vectors(checkpoint: Path, size: int) -> Iterator[ArchiveEntry]:
             yield voice_file(f"{VOICES}/{name}{SUFFIX}", for_file(voice.read()))
 
 
-def _model(checkpoint: Path, config: MelConfig, conversion: Conversion) -> ConvertedFile:
-    file = TensorFile(find_model(checkpoint))
-    targets = plan(file, translate, joined_name)
-    check(config, translate(file.shapes()), file.path)
-    if conversion.precision == "keep":
-        return ConvertedFile({target: target.dtype for target in targets})
-    dtype = getattr(torch, conversion.precision)
-    return ConvertedFile(
-        {one: dtype if any(part in f".{one.name}" for part in _LAYERS) else torch.float32 for one in targets}
-    )
+def _model(checkpoint: Path, config: MelConfig, conversion: Conversion) -> ArchiveEntry:
+    path = find_model(checkpoint)
+    named = translate(read_tensors(path))
+    check(config, named, path)
+
+    def dtype_of(name: str, tensor: Tensor) -> torch.dtype:
+        if conversion.precision == "keep":
+            return tensor.dtype
+        is_layer = any(part in f".{name}" for part in _LAYERS)
+        return getattr(torch, conversion.precision) if is_layer else torch.float32
+
+    return tensor_file("model.safetensors", named, dtype_of)
 
 
-def _vocoder(files: VocoderFiles, conversion: Conversion) -> ConvertedFile:
-    file, strip = TensorFile(files.weights), partial(below_prefix, prefix=files.prefix)
-    check_fit(skeleton(lambda: HifiGan(files.config)), strip(file.shapes()), source=str(files.weights))
+def _vocoder(files: VocoderFiles, conversion: Conversion) -> ArchiveEntry:
+    named = below_prefix(read_tensors(files.weights), files.prefix)
+    check_fit(skeleton(lambda: HifiGan(files.config)), named, source=str(files.weights))
     rounds = conversion.codec_precision == "float16"
-    return ConvertedFile(
-        {one: torch.float16 if rounds and one.is_large else torch.float32 for one in plan(file, strip)}
+    return tensor_file(
+        f"{FOLDERS[0]}/model.safetensors",
+        named,
+        lambda _, tensor: torch.float16 if rounds and is_large(tensor) else torch.float32,
     )

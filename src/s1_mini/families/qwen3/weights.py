@@ -24,13 +24,14 @@ from s1_mini.codecs.qwen12 import weights as codec_weights
 from s1_mini.codecs.qwen12.config import read_qwen12_config
 from s1_mini.codecs.qwen12.speaker import PREFIX as SPEAKER_PREFIX
 from s1_mini.exceptions import ParameterError
-from s1_mini.families.base import CodecPrecision, Conversion
+from s1_mini.families.base import Conversion
 from s1_mini.families.qwen3.config import Qwen3Config, read_config
 from s1_mini.families.qwen3.network import ZERO_ROWS, Qwen3Network
 from s1_mini.families.qwen3.settings import CODEC_FOLDER, OPTIONAL_FILES, SMALL_FILES
 from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
-from s1_mini.weights.convert import ConvertedFile, Target, TensorFile, plan
+from s1_mini.weights.convert import is_large, tensor_file
 from s1_mini.weights.directory import find_model
+from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import as_pairs, check_shapes, fit, skeleton
 from s1_mini.weights.write import ArchiveEntry, copied
 
@@ -162,7 +163,7 @@ def _project_text(take: partial[Tensor], table: Tensor) -> Tensor:
 
 
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files; weights are read while the files are written.
+    """Return all files.
 
     Raises `CheckpointError`, or `ParameterError` for int8, or for float16 as the model's precision.
     """
@@ -174,33 +175,32 @@ def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry
     optional = [name for name in OPTIONAL_FILES if (checkpoint / name).is_file()]
     return [
         *(copied(checkpoint / name, name) for name in (*SMALL_FILES, *optional)),
-        _model(checkpoint, conversion).member("model.safetensors"),
-        _codec(checkpoint / CODEC_FOLDER, conversion).member(f"{CODEC_FOLDER}/model.safetensors"),
+        _model(checkpoint, conversion),
+        _codec(checkpoint / CODEC_FOLDER, conversion),
     ]
 
 
-def _model(checkpoint: Path, conversion: Conversion) -> ConvertedFile:
-    file, config = TensorFile(find_model(checkpoint)), read_config(checkpoint)
-    check(config, file.shapes(), file.path.name)
-    dropped = SPEAKER_PREFIX if conversion.decode_only else None
-    targets = plan(file, lambda tensors: _without(tensors, dropped))
+def _model(checkpoint: Path, conversion: Conversion) -> ArchiveEntry:
+    path = find_model(checkpoint)
+    tensors = read_tensors(path)
+    check(read_config(checkpoint), tensors, path.name)
     dtype = None if conversion.precision == "keep" else getattr(torch, conversion.precision)
-    return ConvertedFile({target: dtype or target.dtype for target in targets})
+    kept = _without(SPEAKER_PREFIX, tensors) if conversion.decode_only else tensors
+    return tensor_file("model.safetensors", kept, lambda _, tensor: dtype or tensor.dtype)
 
 
-def _codec(folder: Path, conversion: Conversion) -> ConvertedFile:
-    file, config = TensorFile(find_model(folder)), read_qwen12_config(folder)
-    codec_weights.check(config, file.shapes(), encodes=False, source=f"{CODEC_FOLDER}/{file.path.name}")
-    dropped = "encoder." if conversion.decode_only else None
-    targets = plan(file, lambda tensors: _without(tensors, dropped))
-    return ConvertedFile({target: _codec_dtype(target, conversion.codec_precision) for target in targets})
+def _codec(folder: Path, conversion: Conversion) -> ArchiveEntry:
+    path = find_model(folder)
+    name, tensors = f"{CODEC_FOLDER}/model.safetensors", read_tensors(path)
+    codec_weights.check(read_qwen12_config(folder), tensors, encodes=False, source=f"{CODEC_FOLDER}/{path.name}")
+
+    def dtype_of(name: str, tensor: Tensor) -> torch.dtype:
+        decodes = name.startswith("decoder.") and "codebook" not in name
+        rounds = conversion.codec_precision == "float16" and decodes and is_large(tensor)
+        return torch.float16 if rounds else torch.float32
+
+    return tensor_file(name, _without("encoder.", tensors) if conversion.decode_only else tensors, dtype_of)
 
 
-def _without(tensors: Mapping[str, Tensor], prefix: str | None) -> dict[str, Tensor]:
-    return {name: x for name, x in tensors.items() if prefix is None or not name.startswith(prefix)}
-
-
-def _codec_dtype(target: Target, precision: CodecPrecision) -> torch.dtype:
-    """Return float16 for the decoder's large tensors if that is `precision`, otherwise float32."""
-    decodes = target.name.startswith("decoder.") and "codebook" not in target.name
-    return torch.float16 if precision == "float16" and decodes and target.is_large else torch.float32
+def _without(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)}

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import reprlib
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,16 +26,15 @@ from s1_mini.families.s1.config import S1Config
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.settings import SMALL_FILES, Heads
 from s1_mini.families.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
-from s1_mini.weights.convert import ConvertedFile, Target, TensorFile, Translate, plan, steady_arithmetic
+from s1_mini.weights.convert import is_large, steady_arithmetic, tensor_file
 from s1_mini.weights.directory import find_tensors, read_json
+from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import check_fit, fit, rename, skeleton, strip_prefix
-from s1_mini.weights.int8 import SUFFIX, all_dequantized, stem
-from s1_mini.weights.weight_norm import folded_name
+from s1_mini.weights.int8 import SUFFIX
 from s1_mini.weights.write import ArchiveEntry, copied, written
 
 _MIN_QUANTIZED = 2**14  # elements; quantizing smaller tensors saves too little
 _JOINED = ("wq", "wk", "wv")
-_LEGACY = re.compile(r"\.w[qkv]\.")
 
 
 def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -52,11 +50,6 @@ def translate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in [name for name in named if ".wq." in name]:
         named[name.replace(".wq.", ".wqkv.")] = _join(named, name)
     return named
-
-
-def joined_name(name: str) -> str:
-    """Return the name of the joined tensor for legacy wq, wk and wv. Other names are returned unchanged."""
-    return _LEGACY.sub(".wqkv.", name)
 
 
 def _join(named: dict[str, Tensor], name: str) -> Tensor:
@@ -166,98 +159,57 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
             named[part] = named[part][rows]
 
 
+@steady_arithmetic()
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
-    """Return all files of the compact form except voices.
-
-    The values of weights are read while the files are written. Before that, only tied heads are read, to compare them,
-    and the codec, to find the tensors that float16 can hold. Raises `CheckpointError`.
-    """
+    """Return all files of the compact form except voices. Raises `CheckpointError`."""
     codec = read_dac_config(checkpoint)
     return [
         *(copied(checkpoint / name, name) for name in SMALL_FILES),
         written("codec_config.json", json.dumps(dataclasses.asdict(codec), indent=2) + "\n"),
-        _model(checkpoint, conversion.precision).member("model.safetensors"),
-        _codec(checkpoint, codec, conversion.codec_precision, decode_only=conversion.decode_only).member(
-            "codec.safetensors"
-        ),
+        _model(checkpoint, conversion.precision),
+        _codec(checkpoint, codec, conversion.codec_precision, decode_only=conversion.decode_only),
     ]
 
 
-def _model(checkpoint: Path, precision: ModelPrecision) -> ConvertedFile:
-    file = TensorFile(find_tensors(checkpoint, "model"))
-    translate_stored = _with_dequantization(file, translate)
-    targets = plan(file, translate_stored, lambda name: joined_name(stem(name)))
-    named = translate_stored(file.shapes())
-    _check_tied(checkpoint, targets, named)
+def _model(checkpoint: Path, precision: ModelPrecision) -> ArchiveEntry:
+    named = translate(read_tensors(find_tensors(checkpoint, "model")))
     check(checkpoint, named)
-    if precision not in ("keep", "int8"):
-        return ConvertedFile(dict.fromkeys(targets, getattr(torch, precision)))
-    quantizes = precision == "int8"
-    return ConvertedFile(
-        {
-            target: torch.int8 if _is_int8(target) or (quantizes and _can_quantize(target)) else target.dtype
-            for target in targets
-        }
-    )
+
+    def dtype_of(_: str, tensor: Tensor) -> torch.dtype:
+        if precision not in ("keep", "int8"):
+            return cast("torch.dtype", getattr(torch, precision))
+        return torch.int8 if precision == "int8" and _can_quantize(tensor) else tensor.dtype
+
+    return tensor_file("model.safetensors", named, dtype_of)
 
 
-def _with_dequantization(file: TensorFile, translate: Translate) -> Translate:
-    """Return a function that dequantizes a file's int8 weights, if any, and then calls `translate`."""
-    return lambda tensors: translate(all_dequantized(tensors, file.path.name))
-
-
-def _is_int8(target: Target) -> bool:
-    return any(target.file.shapes()[name].dtype == torch.int8 for name in target.sources)
-
-
-def _can_quantize(target: Target) -> bool:
+def _can_quantize(tensor: Tensor) -> bool:
     """Return whether int8 saves enough bytes: the tensor has at least two axes, and enough elements.
 
     Rows of one or two numbers would grow, because each row gets a scale.
     """
-    return len(target.shape) > 1 and target.num_elements >= max(_MIN_QUANTIZED, 3 * target.shape[0])
+    return tensor.dim() > 1 and tensor.numel() >= max(_MIN_QUANTIZED, 3 * len(tensor))
 
 
-def _check_tied(checkpoint: Path, targets: list[Target], named: dict[str, Tensor]) -> None:
-    """If the config ties head and embeddings, raise if the stored head differs from them, and tie them in `named`."""
-    both = [target for target in targets if target.name in {"output.weight", "embeddings.weight"}]
-    if not read_json(checkpoint / "config.json").get("tie_word_embeddings") or len(both) < 2:
-        return
-    pairs = zip(*(target.pieces() for target in both), strict=False)
-    if both[0].shape != both[1].shape or not all(torch.equal(one, other) for one, other in pairs):
-        raise CheckpointMismatchError(
-            "config.json ties the head to the embeddings, but the model weights have a different head"
-        )
-    named["output.weight"] = named["embeddings.weight"]
+def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, decode_only: bool) -> ArchiveEntry:
+    stored = read_tensors(find_tensors(checkpoint, "codec"))
+    encodes = dac_weights.can_encode(stored) and not decode_only
+    named = dac_weights.translate(stored, encodes=encodes)
+    dac_weights.check(config, named, encodes=encodes)
+
+    def dtype_of(name: str, tensor: Tensor) -> torch.dtype:
+        determines_codes = "codebook" in name or "in_proj" in name
+        quantizes = precision == "int8" and _can_quantize(tensor) and not determines_codes
+        if precision != "float32" and (quantizes or tensor.dtype == torch.int8):
+            return torch.int8
+        rounds = precision != "float32" and _may_round(tensor, determines_codes=determines_codes)
+        return torch.float16 if rounds else torch.float32
+
+    return tensor_file("codec.safetensors", named, dtype_of)
 
 
-def _codec(checkpoint: Path, config: DacConfig, precision: CodecPrecision, *, decode_only: bool) -> ConvertedFile:
-    file = TensorFile(find_tensors(checkpoint, "codec"))
-    shapes = file.shapes()
-    encodes = dac_weights.can_encode(shapes) and not decode_only
-    translate_stored = _with_dequantization(file, partial(dac_weights.translate, encodes=encodes))
-    dac_weights.check(config, translate_stored(shapes), encodes=encodes)
-    targets = plan(file, translate_stored, lambda name: folded_name(stem(name)))
-    stored = dict.fromkeys(targets, torch.float32)
-    if precision != "float32":
-        with steady_arithmetic():
-            for target in targets:
-                quantizes = precision == "int8" and _can_quantize(target) and not _determines_codes(target.name)
-                if quantizes or _is_int8(target):
-                    stored[target] = torch.int8
-                elif _may_round(target):
-                    stored[target] = torch.float16
-    return ConvertedFile(stored)
-
-
-def _may_round(target: Target) -> bool:
+def _may_round(tensor: Tensor, *, determines_codes: bool) -> bool:
     """Return whether a codec tensor may become float16: this is lossless, or it is large and determines no codes."""
-    if not _determines_codes(target.name) and target.is_large:
-        largest = torch.finfo(torch.float16).max
-        if all(bool(piece.abs().max() < largest) for piece in target.pieces()):
-            return True
-    return all(torch.equal(piece.half().to(piece.dtype), piece) for piece in target.pieces())
-
-
-def _determines_codes(name: str) -> bool:
-    return "codebook" in name or "in_proj" in name
+    if is_large(tensor) and not determines_codes and bool(tensor.abs().max() < torch.finfo(torch.float16).max):
+        return True
+    return torch.equal(tensor.half().to(tensor.dtype), tensor)
