@@ -84,21 +84,6 @@ def test_word_times_do_not_change_the_audio(engine: ProductionTTSEngine) -> None
     assert plain.words == ()
 
 
-@pytest.mark.long
-def test_compiled_steps_give_the_same_words(checkpoint: tuple[Path, float], engine: ProductionTTSEngine) -> None:
-    pytest.importorskip("numba", reason="numba has no wheels for this platform")
-    with opened(checkpoint, compile="true") as compiled:
-        assert compiled.health_check()["kernels"]["value"] == "numba"
-        for text in TEXTS:
-            times = [
-                [(word.text, word.start_s, word.end_s) for word in streamed(each, text, "ttfa")]
-                for each in (engine, compiled)
-            ]
-            assert [word for word, *_ in times[0]] == [word for word, *_ in times[1]]
-            for (_, *torch_s), (_, *numba_s) in zip(*times, strict=True):
-                assert numba_s == pytest.approx(torch_s, abs=0.002)
-
-
 def test_tokens_end_where_their_characters_end_in_the_text(checkpoint: tuple[Path, float]) -> None:
     tokenizer = open_mel(checkpoint[0], CPU, MelSettings()).tokenizer
     text = "Né  à Köln."

@@ -80,9 +80,9 @@ def cast_saturating(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype)
 
 
-def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact: bool = True) -> Product:
-    """Copy the weights [N, K] and biases [N] of all layers, in the smallest lossless format if `compact`, else fp32."""
-    quantized = _as_int8(weights) if compact else None
+def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None]) -> Product:
+    """Copy the weights [N, K] and biases [N] of all layers, in the smallest lossless format."""
+    quantized = _as_int8(weights)
     outputs, inputs = weights[0].shape
     scale = torch.ones(len(weights), outputs)
     if quantized is not None:
@@ -90,7 +90,7 @@ def pack(weights: Sequence[Weight], biases: Sequence[Tensor | None], *, compact:
         scale = torch.stack([each.scale.float() for each in quantized])
     else:
         layers = [each.detach() for each in weights if isinstance(each, Tensor)]
-    is_bfloat16 = quantized is None and compact and all(_is_bfloat16(each) for each in layers)
+    is_bfloat16 = quantized is None and all(_is_bfloat16(each) for each in layers)
     dtype = np.int8 if quantized is not None else np.uint16 if is_bfloat16 else np.float32
     added = -outputs % BLOCK
     weight = np.empty((len(weights), inputs * (outputs + added)), dtype)

@@ -39,13 +39,13 @@ def quantize_linears(module: nn.Module, dtype: torch.dtype) -> None:
                 setattr(parent, name, QuantizedLinear(child, dtype))
 
 
-def pack_linears(*layers: nn.Module, compact: bool = True) -> Product:
+def pack_linears(*layers: nn.Module) -> Product:
     """Copy linear layers, which may be quantized, for compiled kernels; without layers, return an empty stack.
 
-    The weights have the smallest lossless format if `compact`, else float32.
+    The weights have the smallest lossless format.
     """
     if not layers:
         empty = np.zeros((0, 0), np.float32)
         return Product(empty, empty, empty)
     linears = [layer for layer in layers if isinstance(layer, nn.Linear | QuantizedLinear)]
-    return pack([each.weight for each in linears], [each.bias for each in linears], compact=compact)
+    return pack([each.weight for each in linears], [each.bias for each in linears])

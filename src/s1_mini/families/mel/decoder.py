@@ -1,7 +1,7 @@
 """The mel decoder as a stage: a text in, a few frames per step out, until the speech ends.
 
-The whole text is encoded at once, in the prefill call that contains its last token. Without compiled code, a step
-computes all slots up to the highest active one, in shapes for which the results of a slot do not depend on other slots.
+The whole text is encoded at once, in the prefill call that contains its last token. A step computes all slots up to the
+highest active one, in shapes for which the results of a slot do not depend on other slots.
 Shapes: B slots of a call, T tokens, M mel bins, R frames per step.
 """
 
@@ -19,7 +19,6 @@ from s1_mini.core.messages import Begin, Prefill, StepResult
 from s1_mini.families.mel.model import MelModel
 from s1_mini.families.mel.voice import SPEAKER
 from s1_mini.layers.staging import Writes
-from s1_mini.runtime.compiled import Compilable, CompiledSlots, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
 from s1_mini.runtime.rows import SteppingSlots, fit, ladder, whole_spans
 from s1_mini.runtime.stage import Pending, Stage
@@ -52,7 +51,6 @@ class MelDecoder(Stage):
         self._begun: dict[int, Begin] = {}  # by slot
         self._writes = Writes(self.device)
         self._stepping = SteppingSlots(self.state.active, self._writes)
-        self._compiled = CompiledSlots()
         self._graphs: StepGraphs[int] | None = None
         self._reads: StepGraphs[tuple[int, int]] | None = None
 
@@ -79,21 +77,6 @@ class MelDecoder(Stage):
             options=replace(options, is_ahead=True),
         )
 
-    def compilable(self) -> Compilable | None:
-        model = self._model
-        if not can_compile(model, model.network.decoder.parameters()):
-            return None
-
-        from s1_mini.families.mel import compiled  # importing numba takes a moment
-
-        weights = compiled.gather(model)
-
-        def use() -> None:
-            compiled.check(model, weights)
-            self._compiled.activate(compiled.step_of(model, self.state, weights))
-
-        return Compilable("the decoder step", compiled.MODULE, compiled.formats_of(weights), use)
-
     def begin(self, begins: Sequence[Begin]) -> None:
         model = self._model
         for begin in begins:
@@ -104,7 +87,6 @@ class MelDecoder(Stage):
             self._texts[slot], self._lengths[slot], self._begun[slot] = begin.inputs, 0, begin
             self._num_tokens[slot] = len(begin.inputs)
             self._scores.begin(begin)
-            self._compiled.begin(slot)
 
     def prefill(self, parts: Sequence[Prefill]) -> None:
         """Encode the texts whose last token is in one of `parts`."""
@@ -138,17 +120,13 @@ class MelDecoder(Stage):
             self._count(slots)
             return lambda: self._result(slots, wait()[0], copied())
         config = self._model.config
-        output = np.zeros((rows, config.frames_per_step * config.num_bins + 2), np.float32)
-        if others := self._compiled.others(slots):
-            self._stepping.choose(others)
-            self._writes.run()
-            span = min(whole_spans(max(self._lengths[slot] for slot in others) + 1), self._steps)
-            text_span = min(whole_spans(max(len(self._texts[slot]) for slot in others)), config.max_text)
-            rows = 1 + max(others)
-            state = self.state if self._scores.is_wanted else replace(self.state, heads=())
-            output[:rows] = self._model.step(state, span, text_span, rows).cpu()
-        self._compiled.fill(slots, output)
-        scores = self._scores.read(slots, self._num_tokens, others)
+        self._stepping.choose(slots)
+        self._writes.run()
+        span = min(whole_spans(max(self._lengths[slot] for slot in slots) + 1), self._steps)
+        text_span = min(whole_spans(max(len(self._texts[slot]) for slot in slots)), config.max_text)
+        state = self.state if self._scores.is_wanted else replace(self.state, heads=())
+        output = self._model.step(state, span, text_span, rows).cpu().numpy()
+        scores = self._scores.read(slots, self._num_tokens, slots)
         self._count(slots)
         return lambda: self._result(slots, output, scores)
 
