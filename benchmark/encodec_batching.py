@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from benchmark.command import make_parser, names, report, run
+from benchmark.encodec_lanes import DecodeLanes, EncodeLanes, Lanes
 from s1_mini.bench.clients import resident_bytes
 from s1_mini.bench.report import describe_machine, table
 from s1_mini.codecs.encodec.config import EncodecConfig
-from s1_mini.codecs.encodec.lanes import DecodeLanes, EncodeLanes, Lanes
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.codecs.encodec.weights import TINY, random_encodec
 from s1_mini.runtime.loader import choose_device

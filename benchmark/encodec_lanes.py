@@ -216,6 +216,7 @@ class EncodeLanes(Lanes):
         self._codebooks = codebooks
 
     def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
+        """Return the codes [S, K, F] of waves [S, T]."""
         return self._codec.quantize(self._codec.latents(x, chunk), self._codebooks)
 
 
@@ -228,4 +229,5 @@ class DecodeLanes(Lanes):
         super().__init__(codec, lanes=lanes, frames=frames, inputs=((codebooks, frames), torch.int64), outputs=outputs)
 
     def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
+        """Return the waves [S, T] of codes [S, K, F]."""
         return self._codec.decode(x, chunk)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmark.encodec_lanes import DecodeLanes, EncodeLanes, Lanes
 from kernel_checks import needs_gpu, on_gpu
 from s1_mini.codecs.encodec.config import EncodecConfig
-from s1_mini.codecs.encodec.lanes import DecodeLanes, EncodeLanes, Lanes
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.codecs.encodec.stage import EncodecDecoder, chunk_sizes
 from s1_mini.codecs.encodec.stream_state import StreamChunk
