@@ -25,6 +25,7 @@ from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import VerificationError
 from s1_mini.families.base import Check, Placement, check_size, compare_all
 from s1_mini.families.codec_lm.model import SamplingTensors
+from s1_mini.families.codec_lm.verify import run_forced
 from s1_mini.families.qwen3.config import AUTO
 from s1_mini.families.qwen3.loaded import LoadedQwen3, open_qwen3
 from s1_mini.families.qwen3.model import Qwen3Model, Qwen3State
@@ -171,31 +172,16 @@ def _open(model: Qwen3Model, prompt: PromptTokens, case: Mapping[str, Any]) -> t
     return state, SamplingTensors(0 * row, row, penalty * row, table)
 
 
-def _run_forced(model: Qwen3Model, state: Qwen3State, start: int, codes: Tensor) -> dict[str, Tensor]:
-    """Run along `codes` [F, K] with teacher forcing, and collect the network's outputs at every step."""
-    network = model.network
-    results: dict[str, list[Tensor]] = {"hidden": [], "logits": [], "code_logits": []}
-    for index in range(len(codes) + 1):
-        hidden = model.hidden(state, span=start + index)
-        results["hidden"].append(network.norm(hidden)[0])
-        results["logits"].append(network.semantic_logits(hidden)[0])
-        if index == len(codes):
-            break
-        frame = codes[index]
-        depth_logits: list[Tensor] = []
-
-        def follow(
-            codebook: int, logits: Tensor, embeddings: Tensor, frame: Tensor = frame, seen: list[Tensor] = depth_logits
-        ) -> Tensor:
-            seen.append(logits[0])
-            return F.embedding(frame[codebook : codebook + 1], embeddings)
-
-        first = F.embedding(frame[:1], network.depth_embeddings(0))
-        network.depth(hidden, first, state.depth_cache, state.pairs, follow)
-        results["code_logits"].append(torch.stack(depth_logits))
-        text = state.texts[0, index : index + 1]
-        model.advance(state, torch.cat((text, frame)).unsqueeze(0))
-    return {key: torch.stack(values) for key, values in results.items()}
+def _run_forced(model: Qwen3Model, state: Qwen3State, length: int, codes: Tensor) -> dict[str, Tensor]:
+    """Run along `codes` [F, K] with teacher forcing; return the network's outputs at every step, and after them."""
+    frames = torch.cat((state.texts[0, : len(codes), None], codes), dim=1)
+    hidden, logits, code_logits = run_forced(model, state, length, frames)
+    last = model.hidden(state, span=length + len(codes))
+    return {
+        "hidden": model.network.norm(torch.cat((hidden, last))),
+        "logits": torch.cat((logits, model.network.semantic_logits(last))),
+        "code_logits": code_logits,
+    }
 
 
 def _run_greedy(

@@ -20,6 +20,7 @@ from s1_mini.codecs.stream_state import StreamState
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.families.base import Check, Placement, check_size, compare_all
 from s1_mini.families.codec_lm.model import SamplingTensors
+from s1_mini.families.codec_lm.verify import run_forced
 from s1_mini.families.s1.kernels.sampling import penalise, probabilities
 from s1_mini.families.s1.loaded import LoadedS1, open_s1
 from s1_mini.families.s1.model import S1Model, S1State
@@ -125,42 +126,23 @@ def _text(model: S1Model, tokens: list[int]) -> str:
 
 def _run_forced(model: S1Model, prompt: Tensor, sequence: Tensor) -> dict[str, Tensor]:
     """Return the network's outputs at every step along `sequence` [K + 1, T], with teacher forcing."""
-    start, sequence = prompt.shape[1], sequence.to(model.device)
-    state = _open(model, prompt, sequence.shape[1])
-    results: dict[str, list[Tensor]] = {"hidden": [], "slow_logits": [], "fast_logits": []}
-    for position in range(start, sequence.shape[1]):
-        frame = sequence[:, position]
-        depth_logits: list[Tensor] = []
-
-        def follow(
-            codebook: int, logits: Tensor, embeddings: Tensor, frame: Tensor = frame, seen: list[Tensor] = depth_logits
-        ) -> Tensor:
-            seen.append(logits[0])
-            return embeddings[frame[codebook + 1]].unsqueeze(0)
-
-        hidden = model.hidden(state, span=position)
-        model.network.depth(hidden, model.network.fast_embeddings(frame[1:2]), state.depth_cache, state.pairs, follow)
-        results["hidden"].append(hidden[0])
-        results["slow_logits"].append(model.network.semantic_logits(hidden)[0])
-        results["fast_logits"].append(torch.stack(depth_logits))
-        model.advance(state, frame.unsqueeze(0))
-    return {key: torch.stack(values) for key, values in results.items()}
+    length = prompt.shape[1]
+    frames = sequence[:, length:].T.to(model.device)
+    outputs = run_forced(model, _open(model, prompt, sequence.shape[1]), length, frames)
+    return dict(zip(("hidden", "slow_logits", "fast_logits"), outputs, strict=True))
 
 
 def _run_greedy(model: S1Model, prompt: Tensor, num_frames: int) -> Tensor:
     """Return greedily generated frames [K + 1, frames]. As in the oracle, an end token does not end generation."""
-    start = prompt.shape[1]
-    state = _open(model, prompt, start + num_frames)
+    length = prompt.shape[1]
+    state = _open(model, prompt, length + num_frames)
 
     def row(value: float) -> Tensor:
         return torch.tensor([value], device=model.device)
 
     table = torch.zeros(1, num_frames, model.num_codebooks, device=model.device)
     sampling = SamplingTensors(row(0.0), row(1e-6), row(1.0), table)
-    frames = []
-    for index in range(num_frames):
-        model.step(state, sampling, span=start + index)
-        frames.append(state.tokens[0].clone())
+    frames = [model.step(state, sampling, span=length + index)[0, :-2] for index in range(num_frames)]
     return torch.stack(frames, dim=1)
 
 
