@@ -53,7 +53,7 @@ def random_tensors(config: Qwen12Config, seed: int = 0) -> dict[str, Tensor]:
     """Return random fp32 tensors of decoder and encoder, with the published names."""
     generator = torch.Generator().manual_seed(seed)
     shapes = decoder_shapes(config) | encoder_shapes(config)
-    return {name: _random(name, shape, config, generator) for name, shape in shapes.items()}
+    return {name: _random(name, shape, config, generator) for name, shape in sorted(shapes.items())}
 
 
 def _random(name: str, shape: tuple[int, ...], config: Qwen12Config, generator: torch.Generator) -> Tensor:

@@ -29,6 +29,7 @@ from s1_mini.families.qwen3.config import Qwen3Config, read_config
 from s1_mini.families.qwen3.network import ZERO_ROWS, Qwen3Network
 from s1_mini.families.qwen3.settings import CODEC_FOLDER, OPTIONAL_FILES, SMALL_FILES
 from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
+from s1_mini.layers.transformer import TransformerBlock
 from s1_mini.weights.convert import is_large, tensor_file
 from s1_mini.weights.directory import find_model
 from s1_mini.weights.files import read_tensors
@@ -72,25 +73,12 @@ def published_shapes(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
     for prefix, block, layers in zip(
         _PARTS, (backbone, depth), (config.num_layers, config.num_depth_layers), strict=True
     ):
-        queries, keys = block.num_heads * block.head_dim, block.num_kv_heads * block.head_dim
         shapes[f"{prefix}norm.weight"] = (block.dim,)
-        for layer in range(layers):
-            shapes |= {
-                f"{prefix}layers.{layer}.{name}.weight": shape
-                for name, shape in {
-                    "input_layernorm": (block.dim,),
-                    "post_attention_layernorm": (block.dim,),
-                    "self_attn.q_proj": (queries, block.dim),
-                    "self_attn.k_proj": (keys, block.dim),
-                    "self_attn.v_proj": (keys, block.dim),
-                    "self_attn.o_proj": (block.dim, queries),
-                    "self_attn.q_norm": (block.head_dim,),
-                    "self_attn.k_norm": (block.head_dim,),
-                    "mlp.gate_proj": (block.intermediate_size, block.dim),
-                    "mlp.up_proj": (block.intermediate_size, block.dim),
-                    "mlp.down_proj": (block.dim, block.intermediate_size),
-                }.items()
-            }
+        own = dict(skeleton(partial(TransformerBlock, block)).named_parameters())
+        layer = {name: tuple(own[f"{ours}.weight"].shape) for name, ours in _BLOCK.items()}
+        for each, heads in zip("qkv", (block.num_heads, block.num_kv_heads, block.num_kv_heads), strict=True):
+            layer[f"self_attn.{each}_proj"] = heads * block.head_dim, block.dim
+        shapes |= {f"{prefix}layers.{at}.{name}.weight": shape for at in range(layers) for name, shape in layer.items()}
     return shapes
 
 
