@@ -24,10 +24,12 @@ from s1_mini.families.cascade.family import Cascade
 from s1_mini.families.cascade.loaded import LoadedCascade
 from s1_mini.families.cascade.random import GENERATION, RECIPES, random_voice
 from s1_mini.families.cascade.settings import CascadeSettings
+from s1_mini.families.cascade.stages import TokenStage
 from s1_mini.families.cascade.tokenizer import CascadeTokenizer
 from s1_mini.families.cascade.voice import voice_format
 from s1_mini.families.cascade.weights import PREFIXES
 from s1_mini.families.find import Checkpoint
+from s1_mini.layers.kv_cache import KVCache
 from s1_mini.packaging.write import convert_checkpoint
 from s1_mini.voices.library import CheckpointVoices
 from s1_mini.weights.write import voice_file
@@ -388,5 +390,24 @@ def test_a_plan_counts_what_a_checkpoint_weighs(tmp_path: Path, size: str, milli
 
     weights = sum(sizes.weight_bytes(bound) for bound in ("memory", "compute"))
     assert weights == pytest.approx(2e6 * millions, rel=0.06)
-    assert sizes.demand.position == pytest.approx(2 * {"small": 36_900, "large": 98_300}[size], rel=0.01)
+    assert sizes.demand.position == pytest.approx({"small": 36_900, "large": 98_300}[size], rel=0.01)
     assert all(stage.step(1, 300).num_bytes > 0 for stage in sizes.stages.values())
+
+
+@pytest.mark.parametrize("positions", [128, 256])
+def test_a_slot_takes_the_memory_that_is_counted_for_it(published_cascade: Path, positions: int) -> None:
+    loaded, demands = load(published_cascade), measure_sizes(published_cascade, Formats(kv=4)).demands
+
+    def num_bytes(slots: int) -> int:
+        """Count the bytes of the tensors that both token models allocate."""
+        stages = [stage for stage in loaded.chain(slots, positions).stages if isinstance(stage, TokenStage)]
+        held = [each for stage in stages for value in vars(stage).values() for each in _tensors(value)]
+        return sum(tensor.nbytes for tensor in held)
+
+    counted = sum(demands[name].slot(positions) for name in ("semantic", "coarse"))
+    assert num_bytes(9) - num_bytes(8) == pytest.approx(counted, rel=0.005)
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    found = vars(value).values() if isinstance(value, KVCache) else [value]
+    return [each for each in found if isinstance(each, torch.Tensor)]

@@ -8,8 +8,10 @@ from pathlib import Path
 from s1_mini.capacity.sizes import Cost, Formats, MemoryRequirement, Sizes, StageSizes
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.families.cascade.config import NUM_COARSE, make_config
+from s1_mini.families.cascade.policies import CoarseWindows
 from s1_mini.families.cascade.random import RECIPES
 from s1_mini.families.cascade.weights import read_config
+from s1_mini.runtime.rows import whole_spans
 from s1_mini.weights.fit import count, skeleton
 
 SENTENCE_FRAMES = 375  # assumed frames of speech in a window of the fine model: a sentence of five seconds
@@ -71,6 +73,9 @@ def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
     past = codec.num_lstm_layers * 2 * codec.width + 2 * codec.samples_per_frame * codec.num_filters
     window_numbers = numbers.fine_window * config.fine.width  # fp32 numbers of one activation of the fine model
     copies = {name: round(num_bytes) // 8 for name, num_bytes in read_bytes.items()}
+    # The coarse model works in windows of one length, whatever the positions of a slot.
+    windows = CoarseWindows(numbers)
+    coarse_positions = 1 + min(whole_spans(windows.most_positions), config.coarse.block_size)
     semantic_steps = tokens("semantic", numbers.semantic_rate / numbers.coarse_rate)
     max_positions = numbers.prompt_size + numbers.max_semantic - 1
     return Sizes(
@@ -84,9 +89,12 @@ def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
             "semantic": MemoryRequirement(
                 position=round(config.semantic.kv_bytes(formats.kv)),
                 copies=copies["semantic"],
+                fixed_slot=RANDOM_BYTES * numbers.max_semantic,
             ),
             "coarse": MemoryRequirement(
-                position=round(config.coarse.kv_bytes(formats.kv)) + NUM_COARSE * RANDOM_BYTES, copies=copies["coarse"]
+                copies=copies["coarse"],
+                fixed_slot=coarse_positions * round(config.coarse.kv_bytes(formats.kv))
+                + RANDOM_BYTES * windows.most_steps,
             ),
             "fine": MemoryRequirement(copies=8 * LIVE_TENSORS * 4 * window_numbers + copies["fine"]),
             "codec": MemoryRequirement(
