@@ -53,7 +53,7 @@ def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> No
 
 
 def test_streamed_sound_is_the_whole_sound(engine: ProductionTTSEngine) -> None:
-    text = "One sentence here. " * 20
+    text = "One sentence here. " * 5
 
     chunks = list(engine.stream(text, seed=4, max_new_tokens=15))
     whole = engine.generate(text, seed=4, max_new_tokens=15)

@@ -129,6 +129,8 @@ def test_the_commands_of_an_endpoint_run_in_order(
             monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", container.url)
             stood = []
             for command in commands(section("Deploy it")):
+                if "--check" in command:
+                    continue  # starts a process, as in tests/packaging/test_contract.py
                 follow(command, desk, monkeypatch, capfdbinary)
                 stood.append(len(boto3.client("sagemaker").list_endpoints()["Endpoints"]))
 

@@ -87,7 +87,7 @@ def test_a_family_without_such_heads_says_so(call: Call, tmp_path: Path) -> None
     assert "Bark has no attention head that could follow the text" in result.err
 
 
-@pytest.mark.parametrize("layout", ["whole", "step"])
+@pytest.mark.parametrize("layout", ["step"])
 def test_a_head_of_qwen3_is_found_in_each_layout_and_converted(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:

@@ -169,7 +169,7 @@ def test_requests_that_survive_random_faults_sound_the_same_and_nothing_leaks() 
     core, plain = start(slots=6, ahead=True), start(ONE_THREAD, slots=1)
     poison(core)
     asked = []
-    for i in range(300):
+    for i in range(150):
         options = {
             "max_steps": chance.randrange(3, 40),
             "voice": chance.random(),

@@ -55,7 +55,7 @@ def test_other_parameters_in_the_same_batch_change_nothing(engine: ProductionTTS
     asked = {"seed": 9, "max_new_tokens": 20, "voice": "one", "temperature": 1.2}
     alone = engine.generate(TEXTS[1], **asked).audio
 
-    others = [engine.stream(text, seed=5, temperature=0.0, max_new_tokens=40) for text in TEXTS[:3]]
+    others = [engine.stream(text, seed=5, temperature=0.0, max_new_tokens=24) for text in TEXTS[:2]]
     assert next(others[0])
     beside = engine.generate(TEXTS[1], **asked).audio
 
@@ -67,7 +67,7 @@ def test_skipped_computation_changes_no_token(
     cascade: Path, engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def speak(engine: ProductionTTSEngine) -> list[np.ndarray]:
-        ways = [(TEXTS[1], {"voice": "two"}), (TEXTS[2], {}), (TEXTS[3], {"temperature": 0.0})]
+        ways = [(TEXTS[1], {"voice": "two"}), (TEXTS[3], {"temperature": 0.0})]
         return [engine.generate(text, seed=3, max_new_tokens=24, **asked).audio for text, asked in ways]
 
     with_them = speak(engine)
@@ -81,7 +81,7 @@ def test_skipped_computation_changes_no_token(
 
 
 def test_a_long_text_continues_in_the_voice_of_its_beginning(engine: ProductionTTSEngine) -> None:
-    text = " ".join(["This is one sentence of many, long enough that they are spoken one by one."] * 4)
+    text = " ".join(["This is one sentence of many, long enough that they are spoken one by one."] * 3)
 
     heard = engine.generate(text, seed=4, max_new_tokens=8)
 

@@ -51,6 +51,7 @@ def test_the_counted_state_of_a_stream_is_what_a_stream_allocates(speaker: Loade
     assert stream_bytes(Dac(loaded.codec.config, encodes=False)) == sum(part.nbytes for part in state.save(0))
 
 
+@pytest.mark.long
 def test_counting_sizes_does_not_import_torchs_compiler() -> None:
     program = (
         "import sys\n"

@@ -116,6 +116,7 @@ def test_this_release_has_its_entry_in_the_changelog_with_a_date() -> None:
     assert re.search(rf"(?m)^## {re.escape(__version__)} - \d{{4}}-\d\d-\d\d$", changelog)
 
 
+@pytest.mark.long
 def test_the_installed_wheel_works_without_the_extras(built: Path, tmp_path: Path) -> None:
     """This environment provides the dependencies of a plain install: a .pth file adds its packages."""
     (path,) = built.glob("*.whl")

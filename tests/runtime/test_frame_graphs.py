@@ -49,7 +49,7 @@ def test_an_engine_with_graphs_generates_the_same_as_one_without(both: tuple[Syn
                 frames=5 + 3 * number,
                 temperature=0.0,
             )
-            for number in range(10)
+            for number in range(6)
         ]
         heard.append([sound(queue) for queue in queues])
 

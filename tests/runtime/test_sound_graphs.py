@@ -47,7 +47,7 @@ def test_requests_of_any_length_sound_as_they_do_one_by_one(
     both: tuple[Synthesizer, Synthesizer], profile: str
 ) -> None:
     together, alone = (
-        [ask(each, "One.", "Two.", seed=seed, frames=9 + 5 * seed, profile=profile) for seed in range(6)]
+        [ask(each, "One.", "Two.", seed=seed, frames=9 + 8 * seed, profile=profile) for seed in range(4)]
         for each in both
     )
 

@@ -24,7 +24,7 @@ from s1_mini.sagemaker.local_endpoint import LocalEndpoint
 from s1_mini.sagemaker.settings import ContainerSettings
 from waiting import wait_until
 
-LONG: dict[str, Any] = SHORT | {"text": "One two three. " * 20, "max_new_tokens": 30, "chunk_profile": "ttfa"}
+LONG: dict[str, Any] = SHORT | {"text": "One two three. " * 4, "max_new_tokens": 30, "chunk_profile": "ttfa"}
 
 
 def call(**fields: Any) -> dict[str, Any]:

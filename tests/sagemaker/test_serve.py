@@ -1,4 +1,7 @@
-"""`s1-mini serve --local-endpoint` as a subprocess, called by unchanged client code."""
+"""`s1-mini serve --local-endpoint` as a subprocess, called by unchanged client code.
+
+test_local_endpoint.py has the same in this process, and test_run.py the signal.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from tests.server.test_run import served
 from waiting import wait_until
 
 
+@pytest.mark.long
 def test_client_code_of_aws_speaks_with_the_command_line_and_a_signal_ends_it(
     tiny: Path, tmp_path: Path, account: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def report(out: str) -> dict[str, str]:
     return {line[:22].strip(): line[22:].partition(" s  ")[2] for line in lines if " s  " in line}
 
 
+@pytest.mark.long  # tests/test_readme.py runs the same steps as commands
 def test_every_step_succeeds_and_nothing_is_left(attempt: Try, capsys: pytest.CaptureFixture[str]) -> None:
     assert attempt() == 0
 

@@ -81,6 +81,7 @@ def test_a_request_sent_from_the_page_returns_audio_and_its_curl_line(visit: Ope
     expect(place.locator(".live-responses-table .response .response-col_status")).to_have_text("200")
 
 
+@pytest.mark.long
 @needs_browser
 def test_with_an_api_key_requests_fail_until_authorize_has_the_key(
     visit: Open, small_engine: ProductionTTSEngine

@@ -101,10 +101,22 @@ def apart(tiny: Path) -> Iterator[Door]:
 
 
 @pytest.fixture(scope="module")
-def only_engine(tiny: Path) -> Iterator[EngineProcess]:
-    settings = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=1, max_queue_size=1)
-    with running(settings) as engine:
-        yield engine
+def only_engine(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An engine of a package with a compile cache, whose copy is in `TMPDIR`."""
+    folder = tmp_path_factory.mktemp("package")
+    for part in ("cache/triton", "temporary"):
+        (folder / part).mkdir(parents=True)
+    (folder / "cache" / "triton" / "kernel.ptx").write_text("// compiled")
+    write_prefix(lay_out(published, compile_cache=folder / "cache"), folder / "package")
+    settings = EngineConfig(
+        checkpoint_path=folder / "package", device="cpu", max_batch_size=1, max_queue_size=1, compile="false"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder / "temporary"))
+        for variable in compile_cache.VARIABLES:
+            patch.setenv(variable, "")
+        with running(settings) as engine:
+            yield engine
 
 
 @pytest.fixture
@@ -287,6 +299,10 @@ async def _all(engine: SpeechEngine, request: TTSRequest) -> list[AudioChunk]:
 
 
 def test_an_engine_that_is_stopped_continues_its_metrics_when_it_starts_again(single: EngineProcess) -> None:
+    """The process that ends deletes its copy of a compile cache."""
+    assert single.config.checkpoint_path is not None
+    temporary = single.config.checkpoint_path.parent / "temporary"
+    assert len(list(temporary.glob("s1-mini-compiled-*"))) == 1
     request = TTSRequest.of("Hi.", seed=1, max_new_tokens=4)
 
     def num_spoken() -> float:
@@ -298,6 +314,7 @@ def test_an_engine_that_is_stopped_continues_its_metrics_when_it_starts_again(si
     chunks_of(single, request)
     single.stop()
     assert single.state().status == "stopped"
+    assert not list(temporary.glob("s1-mini-compiled-*"))
     assert num_spoken() == before + 1
     with pytest.raises(EngineNotReadyError, match="was stopped"):
         chunks_of(single, request)
@@ -382,68 +399,6 @@ def test_samples_are_rounded_in_the_engines_process_for_a_caller_that_takes_them
     np.testing.assert_array_equal(join(asyncio.run(collect())), to_int16(expected), strict=True)
 
 
-def test_a_process_that_is_stopped_deletes_its_copy_of_a_compile_cache(
-    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for part in ("cache/triton", "temporary"):
-        (tmp_path / part).mkdir(parents=True)
-    (tmp_path / "cache" / "triton" / "kernel.ptx").write_text("// compiled")
-    write_prefix(lay_out(published, compile_cache=tmp_path / "cache"), tmp_path / "package")
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    for variable in compile_cache.VARIABLES:
-        monkeypatch.setenv(variable, "")
-
-    with running(EngineConfig(checkpoint_path=tmp_path / "package", device="cpu", compile="false")):
-        assert len(list(tmp_path.glob("temporary/s1-mini-compiled-*"))) == 1
-
-    assert not list(tmp_path.glob("temporary/s1-mini-compiled-*"))
-
-
-def test_a_process_that_is_killed_ends_its_requests_and_fails_the_engine(single: EngineProcess) -> None:
-    assert single._link is not None
-    process = single._link._process
-
-    async def speak() -> None:
-        async for _ in single.submit(TTSRequest.of(LONG_SPEECH["text"], seed=1)):
-            process.kill()
-
-    with pytest.raises(EngineNotReadyError, match="process has ended"):
-        asyncio.run(speak())
-    wait_until(lambda: single.state().status == "failed")
-    assert single.health_check()["status"] == "failed"
-    with pytest.raises(EngineNotReadyError):
-        single.voices()
-
-
-@STOPS
-def test_a_process_that_hangs_is_killed_and_fails_the_engine(
-    single: EngineProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert single._link is not None
-    single._link._process.send_signal(signal.SIGSTOP)
-    assert single.state().is_ready
-
-    monkeypatch.setattr(single, "config", single.config.model_copy(update={"stuck_after_s": 1.5}))
-    wait_until(lambda: single.state().status == "failed")
-    with pytest.raises(EngineNotReadyError, match="process has ended"):
-        chunks_of(single, TTSRequest.of("Hi."))
-
-
-@STOPS
-def test_a_process_that_hangs_is_killed_by_a_stop_without_draining(
-    single: EngineProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_process, "STOP_S", 0.1)
-    assert single._link is not None
-    process = single._link._process
-    process.send_signal(signal.SIGSTOP)
-    for _ in range(3):
-        single._link.call("count_tokens", "Hi. " * 2**20)  # more than the pipe holds
-
-    single.stop(drain=False)
-    assert process.returncode == -signal.SIGKILL
-
-
 @STOPS
 def test_metrics_of_a_process_that_does_not_answer_are_the_last_known_ones(
     single: EngineProcess, monkeypatch: pytest.MonkeyPatch
@@ -459,23 +414,19 @@ def test_metrics_of_a_process_that_does_not_answer_are_the_last_known_ones(
 
 
 PARENT = """
-import sys
-from pathlib import Path
 from s1_mini import EngineConfig
-from s1_mini.remote.engine_process import EngineProcess
-engine = EngineProcess(EngineConfig(checkpoint_path=Path(sys.argv[1]), device="cpu", max_batch_size=1))
-engine.start()
-print(engine._link._process.pid, flush=True)
-input()
+from s1_mini.remote import engine_process
+hang = "import os, time; print(os.getpid(), file=sys.stderr, flush=True); time.sleep(1e6)"
+engine_process.CHILD = engine_process.CHILD.replace("from s1_mini.remote.engine_worker import main", hang)
+engine_process.EngineProcess(EngineConfig(device="cpu")).start()
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process that its parent has ended")
-def test_a_process_that_hangs_ends_with_the_server(tiny: Path) -> None:
-    command = [sys.executable, "-c", PARENT, str(tiny)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        engine = psutil.Process(int(parent.stdout.readline()))
+def test_a_process_that_hangs_ends_with_the_server() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stderr is not None
+        engine = psutil.Process(int(parent.stderr.readline()))
         engine.suspend()
 
         parent.kill()
@@ -502,6 +453,43 @@ def test_a_text_stream_in_use_begins_no_request(single: EngineProcess) -> None:
     wait_until(lambda: single.health_check()["requests"] == 0)
     assert single._link is not None
     assert not single._link._outputs
+
+
+@STOPS
+def test_a_process_that_hangs_is_killed_ends_its_requests_and_fails_the_engine(
+    single: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert single._link is not None
+    process = single._link._process
+
+    async def speak() -> None:
+        async for _ in single.submit(TTSRequest.of(LONG_SPEECH["text"], seed=1)):
+            process.send_signal(signal.SIGSTOP)
+            monkeypatch.setattr(single, "config", single.config.model_copy(update={"stuck_after_s": 1.5}))
+            await asyncio.to_thread(wait_until, lambda: single.state().status == "failed")
+
+    with pytest.raises(EngineNotReadyError, match="process has ended"):
+        asyncio.run(speak())
+    assert single.health_check()["status"] == "failed"
+    with pytest.raises(EngineNotReadyError, match="process has ended"):
+        chunks_of(single, TTSRequest.of("Hi."))
+    with pytest.raises(EngineNotReadyError):
+        single.voices()
+
+
+@STOPS
+def test_a_process_that_hangs_is_killed_by_a_stop_without_draining(
+    single: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "STOP_S", 0.1)
+    assert single._link is not None
+    process = single._link._process
+    process.send_signal(signal.SIGSTOP)
+    for _ in range(3):
+        single._link.call("count_tokens", "Hi. " * 2**20)  # more than the pipe holds
+
+    single.stop(drain=False)
+    assert process.returncode == -signal.SIGKILL
 
 
 @STOPS

@@ -379,7 +379,7 @@ def test_a_connection_is_reusable_after_the_late_body_of_a_refused_request(
 
 def test_a_client_that_reads_slowly_receives_the_whole_answer(small_engine: ProductionTTSEngine, clock: Clock) -> None:
     """20 kB every ten seconds, from a server that closes a connection without progress for forty."""
-    body = LONG | {"stream": False, "format": "wav", "max_new_tokens": 26}
+    body = LONG | {"stream": False, "format": "wav", "max_new_tokens": 40}
     limits = {"send_timeout_s": 40, "stream_timeout_s": 3600}
     with serving(small_engine, **limits) as door, socket.socket() as plug:
         plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -1,4 +1,4 @@
-"""Log lines: readable on a terminal, JSON elsewhere; real processes on a real pseudo-terminal."""
+"""Log lines: readable on a terminal, JSON elsewhere (also in test_run.py); a real process on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -90,17 +90,6 @@ def test_the_format_may_be_chosen_and_is_json_off_a_terminal(
 
 
 @contextmanager
-def served(checkpoint: Path, stderr: int, host: str = "127.0.0.1") -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "s1_mini", "serve", "--checkpoint", str(checkpoint), "--port", "0"]
-    settings = ENVIRONMENT | {"S1_MINI_SERVER_HOST": host, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=stderr, env=settings) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@contextmanager
 def on_a_terminal(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], list[str]]]]:
     """A server on a terminal, and its output so far."""
     import pty
@@ -115,7 +104,9 @@ def on_a_terminal(checkpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], C
         except OSError:  # the terminal was closed
             pass
 
-    with served(checkpoint, slave) as process:
+    command = [sys.executable, "-m", "s1_mini", "serve", "--checkpoint", str(checkpoint), "--port", "0"]
+    settings = ENVIRONMENT | {"S1_MINI_SERVER_HOST": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=slave, env=settings) as process:
         os.close(slave)
         reader = threading.Thread(target=read)
         reader.start()
@@ -146,19 +137,3 @@ def test_a_terminal_shows_one_line_for_each_event_and_no_other(tiny: Path) -> No
     assert code == 0
     output = [line[9:17] for line in lines()]
     assert sorted(output) == ["GET / 20", "GET /now", "loading ", "ready at", "stopping"]
-
-
-def test_piped_logs_are_json_and_report_address_readiness_and_access_once(tiny: Path) -> None:
-    """Without a key it warns if clients of other hosts can connect."""
-    with served(tiny, subprocess.PIPE, host="127.1") as process:  # 127.0.0.1, under another name
-        assert process.stderr is not None
-        lines = [json.loads(process.stderr.readline())]
-        while lines[-1].get("event") != "ready":
-            lines.append(json.loads(process.stderr.readline()))
-
-    events = [line["event"] for line in lines if "event" in line]
-    assert events == ["loading", "listening", "ready"]
-    assert re.fullmatch(r"http://127.1:\d+/", lines[-1]["url"])
-    assert not [line for line in lines if line["logger"].startswith("uvicorn")]
-    (warning,) = [line["message"] for line in lines if line["level"] == "warning"]
-    assert "S1_MINI_SERVER_API_KEY" in warning

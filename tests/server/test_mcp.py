@@ -23,8 +23,6 @@ from s1_mini.audio.container import encode
 from s1_mini.cli.mcp import ServerSpeaker, tools
 from tests.server.conftest import Door
 
-SPEAK = ("speak", {"text": "Good morning."})
-
 
 def call(*calls: tuple[str, dict[str, Any]], options: list[str], **environment: str) -> list[Any]:
     """Run the command and return the results of calls to its tools."""
@@ -115,8 +113,8 @@ def test_mistakes_are_results_with_our_messages(door: Door, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_does_not_answer_is_named() -> None:
-    (result,) = call(SPEAK, options=[], S1_MINI_URL="http://127.0.0.1:9")
+def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    (result,) = call_here("http://127.0.0.1:9", tmp_path, ("speak", {"text": "Good morning."}))
 
     assert result.is_error
     assert "no answer from the server at http://127.0.0.1:9" in text_of(result)

@@ -68,7 +68,7 @@ def cpu_s(work: Callable[[str], object], text: str, times: int = 1) -> float:
 def grows_too_fast(work: Callable[[str], object], build: Callable[[int], str], length: int) -> bool:
     """Return whether the time for four times the length is far more than four times as long, in three measurements."""
     for _ in range(3):
-        short, long = cpu_s(work, build(length), 3), cpu_s(work, build(4 * length), 2)
+        short, long = cpu_s(work, build(length), 2), cpu_s(work, build(4 * length))
         if long < MAX_RATIO * max(short, SHORT_S):
             return False
     return True

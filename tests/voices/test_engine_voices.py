@@ -209,7 +209,7 @@ def test_an_engine_loads_recordings_of_a_former_one_in_the_background(
 
 
 def test_deleting_a_voice_does_not_affect_requests_that_use_it(tiny: Path, folder: Path, tone: np.ndarray) -> None:
-    text = "Hello there. " * 40
+    text = "Hello there. " * 5
     with engine_of(tiny, voices_path=folder) as engine:
         engine.add_voice("mia", tone, "Ah.")
         whole = engine.generate(text, voice="mia", seed=1, max_new_tokens=12).audio
@@ -233,7 +233,7 @@ def test_a_replaced_voice_with_another_transcript_is_another_prompt(tiny: Path, 
             engine.add_voice("mia", tone, "Oh.")
         assert np.array_equal(speak(engine, "mia"), before)
 
-        engine.add_voice("mia", tone, "Oh.", replace=True)
+        engine.add_voice("mia", tone, "Another transcript, of more words.", replace=True)
 
         assert not np.array_equal(speak(engine, "mia"), before)
         assert engine.health_check()["reference_cache"]["misses"] == 1
