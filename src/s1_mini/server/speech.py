@@ -17,6 +17,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
+from weakref import ref
 
 import numpy as np
 from starlette.requests import Request
@@ -33,6 +34,7 @@ from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import with_voice_names
 
 if TYPE_CHECKING:
+    from s1_mini.core.output_queue import Output
     from s1_mini.server.engine import SpeechEngine
     from s1_mini.server.settings import ServerSettings
     from s1_mini.types import AudioChunk, SpokenMark, Word
@@ -149,17 +151,15 @@ class _Listener(AsyncIterator["AudioChunk"]):
         self._must_end = speech.stream is not None and not speech.sampling.get("max_new_tokens")
         self._is_cut = False  # the text has ended because a slot was full
         self._expiry: asyncio.TimerHandle | None = None
+        self._charge = partial(_charge_unread, holding, self._output)
         if request.streams:  # `_whole` reads audio as it is generated, and charges it itself
             record.charge_unread = self._charge
-
-    def _charge(self) -> None:
-        self._holding.set(Resource.AUDIO_BYTES, self._output.unread_bytes)
 
     def end_at(self, deadline: _Deadline) -> None:
         """Raise an error from the next chunk once the deadline has passed."""
         if deadline.at < inf:
-            late = partial(deadline.error, "the stream")
-            self._expiry = asyncio.get_running_loop().call_at(deadline.at, lambda: self._output.fail(late()))
+            # Weak: an output that is dropped, such as by a client that leaves, cancels its request at once.
+            self._expiry = asyncio.get_running_loop().call_at(deadline.at, _expire, ref(self._output), deadline)
 
     async def __anext__(self) -> AudioChunk:
         if self._is_cut:
@@ -190,6 +190,15 @@ class _Listener(AsyncIterator["AudioChunk"]):
         self._record.charge_unread = None
         if self._expiry is not None:
             self._expiry.cancel()
+
+
+def _charge_unread(holding: Holding, output: Output) -> None:
+    holding.set(Resource.AUDIO_BYTES, output.unread_bytes)
+
+
+def _expire(output: ref[Output], deadline: _Deadline) -> None:
+    if (listened := output()) is not None:
+        listened.fail(deadline.error("the stream"))
 
 
 async def _whole(
@@ -240,7 +249,7 @@ async def _stream(
         begun = await _feed(encoder, first.audio)  # before the status is sent: NaN from the model must become an error
         cleanup.pop_all()
     chunks.end_at(end_deadline)
-    return _response(first, request, _rest(chunks, encoder, begun, holding), holding)
+    return _response(first, request, _Encoded(chunks, encoder, begun, holding), holding)
 
 
 def _response(first: AudioChunk, request: SpeechRequest, body: AsyncIterator[bytes], holding: Holding) -> AudioResponse:
@@ -256,19 +265,38 @@ def warning_header(warning: str | None) -> dict[str, str]:
     return {"X-Warning": quote(warning, safe=_HEADER_SAFE)} if warning else {}
 
 
-async def _rest(chunks: _Listener, encoder: StreamEncoder, begun: bytes, holding: Holding) -> AsyncIterator[bytes]:
-    with ExitStack() as cleanup:
-        cleanup.callback(holding.release)
-        async with aclosing(chunks):
-            if begun:
-                yield begun
-            is_fast = encodes_fast(encoder.audio_format)
-            async for chunk in chunks:
-                if piece := encoder.feed(chunk.audio) if is_fast else await _feed(encoder, chunk.audio):
-                    yield piece
-            holding.set(Resource.REQUESTS, 0)
-            if tail := await asyncio.to_thread(encoder.finish):
-                yield tail
+class _Encoded(AsyncIterator[bytes]):
+    """The encoded chunks of a stream, after those that were encoded before."""
+
+    def __init__(self, chunks: _Listener, encoder: StreamEncoder, begun: bytes, holding: Holding) -> None:
+        self._chunks, self._encoder, self._begun, self._holding = chunks, encoder, begun, holding
+        self._is_fast, self._is_over = encodes_fast(encoder.audio_format), False
+
+    async def __anext__(self) -> bytes:
+        piece, self._begun = self._begun, b""
+        try:
+            while not (piece or self._is_over):
+                if (chunk := await anext(self._chunks, None)) is not None:
+                    piece = (
+                        self._encoder.feed(chunk.audio) if self._is_fast else await _feed(self._encoder, chunk.audio)
+                    )
+                else:
+                    self._is_over = True
+                    self._holding.set(Resource.REQUESTS, 0)
+                    piece = await asyncio.to_thread(self._encoder.finish)
+        except BaseException:
+            await self.aclose()
+            raise
+        if not piece:
+            await self.aclose()
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Cancel the request if it has not ended. An async generator that has not begun would not do it."""
+        self._is_over = True
+        await self._chunks.aclose()
+        self._holding.release()
 
 
 async def _feed(encoder: StreamEncoder, audio: np.ndarray) -> bytes:
