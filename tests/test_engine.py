@@ -488,8 +488,13 @@ def test_a_request_whose_text_is_read_before_its_submission_returns_is_spoken(
 
 @pytest.mark.parametrize(
     ("text", "options"),
-    [("...", {}), ("Hi.", {"voice": "nobody"}), ("Hi.", {"reference_text": "Ah."})],
-    ids=["text", "voice", "recording"],
+    [
+        ("...", {}),
+        ("Hi.", {"voice": "nobody"}),
+        ("Hi.", {"reference_audio": np.zeros(44_100, np.float32), "reference_text": "Ah."}),
+        ("Hi.", {"reference_audio": b"fLaC" + bytes(5000), "reference_text": "Ah."}),
+    ],
+    ids=["text", "voice", "silent recording", "broken recording"],
 )
 def test_a_refused_request_is_freed_without_the_garbage_collector(
     text: str, options: dict[str, Any], engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
@@ -502,11 +507,10 @@ def test_a_refused_request_is_freed_without_the_garbage_collector(
         plain(preparation)
 
     monkeypatch.setattr(Preparation, "start", start)
-    silence = {"reference_audio": np.zeros(44_100, np.float32)} if "reference_text" in options else {}
     gc.disable()
     try:
         with suppress(RequestError):
-            engine.generate(text, **options, **silence)
+            engine.generate(text, **options)
         wait_until(lambda: not any(each() for each in kept))
     finally:
         gc.enable()

@@ -368,7 +368,10 @@ class SpokenMark:
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """One chunk of a request's audio, in order: float wave [samples] in [-1, 1] at `sample_rate` in Hz."""
+    """One chunk of a request's audio, in order: float wave [samples] in [-1, 1] at `sample_rate` in Hz.
+
+    Between a server and its engine, the samples may be int16 (`ProductionTTSEngine.submit`).
+    """
 
     audio: np.ndarray  # float32 [samples]
     sample_rate: int  # Hz

@@ -246,8 +246,8 @@ class CapacityPlan:
             "free_bytes": round(self.free_bytes),
             "slots": self.slots,
             "columns": self.columns,
-            "slots_bytes": self.slots * (self.columns + 1) * demand.position,
-            "stream_bytes": self.slots * demand.slot(-1),  # the codec's rows and working memory
+            "slots_bytes": self.slots * ((self.columns + 1) * demand.position + demand.fixed_slot),
+            "stream_bytes": self.slots * (demand.slot(-1) - demand.fixed_slot),  # the codec's rows and working memory
             "floor": [asdict(time) | {"total_ms": time.total_ms} for time in self.floors],
             "expected": [asdict(time) | {"total_ms": time.total_ms} for time in self.expected],
             "most": asdict(self.most) | {"streams": self.most.count},

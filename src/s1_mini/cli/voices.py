@@ -80,7 +80,7 @@ def add_voice(
 
     Example: s1-mini voices add me me.wav --text "What I say there." --voices-path my-voices
     """
-    # Making a voice needs one slot and no preloaded voices.
+    # Making a voice needs one slot.
     config = engine_config(checkpoint_path=checkpoint_path, voices_path=voices_path, max_batch_size=1)
     if config.voices_path is None:
         raise _no_directory()

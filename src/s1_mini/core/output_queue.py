@@ -266,11 +266,10 @@ class Waker:
     def wake(self, event: asyncio.Event) -> None:
         """Set `event` when the loop runs next."""
         with self._lock:
-            is_first = not self._events
+            if not self._events and (loop := self._loop()) is not None:
+                with suppress(RuntimeError):  # it is closed
+                    loop.call_soon_threadsafe(self._set_all)
             self._events.append(event)
-        if is_first and (loop := self._loop()) is not None:
-            with suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(self._set_all)
 
     def _set_all(self) -> None:
         with self._lock:

@@ -35,7 +35,7 @@ PIPE_BYTES = 2**20  # capacity of a pipe, so that the audio of one codec call fi
 BUFFER_BYTES = 2**18  # file buffer at each end of a pipe; larger arrays bypass it
 STATUS_S = 0.05  # interval at which the engine's state is sent, if it has changed
 HEARTBEAT_S = 1.0  # interval at which the state is sent even if it has not changed
-WINDOW_S = 5.0  # unread seconds of audio from which a request is paused; later audio stays in the engine's process
+WINDOW_S = 5.0  # unread seconds of audio from which a request is paused; audio that is generated later is held back
 _SIZE = struct.Struct("<Q")
 _HEAD = struct.Struct("<QQQ")  # chunks, arrays, bytes of the pickle
 _ROW = struct.Struct("<QIII?3x")  # number of the request, samples, Hz, frames, whether the samples are int16
@@ -146,7 +146,10 @@ START = 0  # number of the answer to `Start`
 
 
 class Channel:
-    """Sends and receives messages in two threads. `send` never waits; messages arrive in the order of `send`."""
+    """Sends and receives messages in two threads. `send` never waits.
+
+    Messages arrive in the order of `send`, but audio before all else that is written with it.
+    """
 
     def __init__(
         self,
@@ -271,8 +274,9 @@ def write_messages(target: BinaryIO, messages: list[Any]) -> None:
             detail = (chunk.finish_reason, chunk.timing, chunk.spoken_text, chunk.warning, chunk.words, chunk.marks)
             if detail != _NO_DETAILS:
                 details[len(rows)] = detail
-            audio = np.ascontiguousarray(chunk.audio)
-            rows.append(_ROW.pack(message.number, len(audio), chunk.sample_rate, chunk.frames, audio.itemsize == 2))
+            is_int16 = chunk.audio.dtype == np.int16
+            audio = np.ascontiguousarray(chunk.audio, np.int16 if is_int16 else np.float32)
+            rows.append(_ROW.pack(message.number, len(audio), chunk.sample_rate, chunk.frames, is_int16))
             samples.append(audio)
         if message.has_ended:
             others.append(message._replace(chunks=()))

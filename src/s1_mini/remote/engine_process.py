@@ -83,22 +83,26 @@ class Incoming:
     def __init__(self, number: int, queue: OutputQueue, send: Callable[[object], None]) -> None:
         self._number, self.queue, self._send = number, queue, send
         self._window = inf  # `WINDOW_S` in bytes; set by the first chunk
+        self._lock = threading.Lock()  # pauses and resumes are sent in the order in which they are decided
 
     def receive(self, chunks: Sequence[AudioChunk]) -> None:
         """Deliver chunks to the consumer; pause the request if it has not taken many. Called by the reading thread."""
+        self.queue.held_bytes = 0  # the process sends chunks only after those that it held
         for chunk in chunks:
             self.queue.put(chunk)
-        self._window = WINDOW_S * chunk.sample_rate * chunk.audio.itemsize
-        if not self.queue.reports_takes and self.queue.queued_bytes > self._window:
-            self._send(Pause(self._number, is_paused=True))
-            self.queue.reports_takes = True
-            self.resume()  # the consumer may have taken everything by now
+        with self._lock:
+            self._window = WINDOW_S * chunk.sample_rate * chunk.audio.itemsize
+            if not self.queue.reports_takes and self.queue.queued_bytes > self._window:
+                self._send(Pause(self._number, is_paused=True))
+                self.queue.reports_takes = True
+        self.resume()  # the consumer may have taken everything by now
 
     def resume(self) -> None:
         """Continue a paused request once the consumer has taken half of the audio. Called by any thread."""
-        if self.queue.reports_takes and self.queue.queued_bytes <= self._window / 2:
-            self.queue.reports_takes = False
-            self._send(Pause(self._number, is_paused=False))
+        with self._lock:
+            if self.queue.reports_takes and self.queue.queued_bytes <= self._window / 2:
+                self.queue.reports_takes = False
+                self._send(Pause(self._number, is_paused=False))
 
 
 class EngineLink:

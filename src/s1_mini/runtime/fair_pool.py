@@ -153,6 +153,6 @@ def _forget_frames(error: BaseException) -> None:
     The traceback of an unexpected error is kept, for the log; its frames are emptied.
     """
     if isinstance(error, S1MiniError):
-        error.__traceback__ = error.__context__ = None
+        error.__traceback__ = error.__context__ = error.__cause__ = None
     else:
         traceback.clear_frames(error.__traceback__)

@@ -328,6 +328,8 @@ class Sender:
     def __exit__(self, *_: object) -> None:
         assert self._timer is not None
         self._timer.cancel()
+        self._error = None  # its traceback refers to this object
+        self._record.charge_unread = None  # it refers to the output, which cancels its request once it is dropped
 
     async def send(self, message: Message) -> None:
         """Send a message."""
@@ -339,15 +341,20 @@ class Sender:
         await self._send_piece(message)
 
     async def _send_piece(self, message: Message) -> None:
+        waiting = asyncio.timeout(None)
         try:
             # Uvicorn waits for the client before it writes, so a message that was cancelled was not sent.
-            async with asyncio.timeout(None) as waiting:
+            async with waiting:
                 self._waiting.add(waiting)
                 await self._send(message)
         except TimeoutError:
-            raise self._error or TimeoutError from None
+            pass
+        else:
+            return
         finally:
             self._waiting.discard(waiting)
+            del waiting  # it refers to the task, whose error refers to this frame
+        raise self._error or TimeoutError
 
     def _look(self) -> None:
         self._look_later()
