@@ -283,7 +283,7 @@ class Family(Protocol):
     def files(self, directory: Path, conversion: Conversion) -> list[ArchiveEntry]:
         """Return all files of a checkpoint except its voices, in the compact form.
 
-        The names and shapes of weights are checked at once, but weights are converted while they are written. Raises
+        The names and shapes of weights are checked at once, but most weights are cast while they are written. Raises
         `CheckpointError`, or `ParameterError` for a number format that the family does not support.
         """
 
