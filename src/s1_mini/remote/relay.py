@@ -180,7 +180,7 @@ class Relay:
     def __init__(self, core: RemoteCore, call: Call, stage: str, output: Spec, *, count: int, max_open: int) -> None:
         """`call` sends work to the last stage; `count` is the number of slots of one replica of the first stage."""
         self.count, self._max_open = count, max_open
-        self._line, self._ledger, self._prefixes = core.line, core.ledger, core.prefixes
+        self._line, self._ledger = core.line, core.ledger
         self._call, self._stage, self._output = call, stage, output
         self._open: dict[Utterance, asyncio.Task[None]] = {}
         self._pieces: dict[Utterance, deque[Piece]] = {}  # output that waits until the previous utterance is delivered

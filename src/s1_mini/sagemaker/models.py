@@ -178,7 +178,7 @@ class LoadBody(Strict):
 async def load_model(request: Request) -> dict[str, Any]:
     """Load a model; 409 if it is loaded, 507 if it does not fit."""
     body = await read_json(request, LoadBody)
-    hosted: Hosted = await container_of(request).hosted.load(body.model_name, body.url)
+    hosted = await container_of(request).hosted.load(body.model_name, body.url)
     return hosted.describe()
 
 
@@ -197,8 +197,7 @@ async def list_models(
 @router.get("/models/{name}")
 async def describe_model(name: str, request: Request) -> dict[str, Any]:
     """Describe one model; 404 if it is not loaded."""
-    hosted: Hosted = container_of(request).hosted.get(name)
-    return hosted.describe()
+    return container_of(request).hosted.get(name).describe()
 
 
 @router.delete("/models/{name}")

@@ -184,8 +184,7 @@ async def delete_consent(request: Request, consent_id: str) -> DeletedConsent:
 
 
 def _consents(request: Request) -> Consents:
-    consents: Consents = state_of(request).consents
-    return consents
+    return state_of(request).consents
 
 
 def _answer(consent: Consent) -> ConsentAnswer:

@@ -304,5 +304,4 @@ def ready_engine(request: Request) -> SpeechEngine:
     state = state_of(request)
     if (refused := state.gate.refusal()) is not None:
         raise refused
-    engine: SpeechEngine = state.engine
-    return engine
+    return state.engine

@@ -270,16 +270,14 @@ class _Encoded(AsyncIterator[bytes]):
 
     def __init__(self, chunks: _Listener, encoder: StreamEncoder, begun: bytes, holding: Holding) -> None:
         self._chunks, self._encoder, self._begun, self._holding = chunks, encoder, begun, holding
-        self._is_fast, self._is_over = encodes_fast(encoder.audio_format), False
+        self._is_over = False
 
     async def __anext__(self) -> bytes:
         piece, self._begun = self._begun, b""
         try:
             while not (piece or self._is_over):
                 if (chunk := await anext(self._chunks, None)) is not None:
-                    piece = (
-                        self._encoder.feed(chunk.audio) if self._is_fast else await _feed(self._encoder, chunk.audio)
-                    )
+                    piece = await _feed(self._encoder, chunk.audio)
                 else:
                     self._is_over = True
                     self._holding.set(Resource.REQUESTS, 0)

@@ -67,7 +67,6 @@ class MelModel:
         encoder, decoder = network.encoder.wrapped_encoder, network.decoder.wrapped_decoder
         for part in (encoder.layers, encoder.embed_positions, decoder.layers):
             part.to(dtype)
-        self.is_quantized = weights_dtype is not None
         if weights_dtype is not None:
             for products in network.products(weights_dtype):
                 quantize_linears(products, weights_dtype)
