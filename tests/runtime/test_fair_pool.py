@@ -65,6 +65,25 @@ def test_work_over_the_queue_limit_is_refused_with_a_retry_time(line: FairPool) 
     assert refused.value.retry_after_s >= 1
 
 
+def test_work_of_one_subject_takes_one_place_and_runs_one_after_the_other() -> None:
+    recordings, begun, go = FairPool(max_waiting=1, threads=2, what="recordings"), [0], threading.Event()
+
+    def count(check: Check) -> int:
+        begun[0] += 1
+        go.wait(EVENTUALLY_S)
+        return begun[0]
+
+    try:
+        futures = [recordings.submit(count, subject="a recording") for _ in range(5)]
+        other = recordings.submit(lambda _: begun[0], subject="another recording")
+
+        assert other.result(EVENTUALLY_S) == 1
+        go.set()
+        assert sorted(future.result(EVENTUALLY_S) for future in futures) == [1, 2, 3, 4, 5]
+    finally:
+        recordings.close(drains=False)
+
+
 def test_work_cancelled_in_the_queue_releases_everything_it_holds(line: FairPool) -> None:
     never, kept = threading.Event(), Kept()
     line.submit(until(never))

@@ -1,8 +1,9 @@
 """A few threads that prepare requests: they read texts and encode recordings, which takes up to seconds.
 
 When the queue is full, further work is refused. Clients take turns, and one client holds at most its `client_share` of
-the queue. Cancelled work leaves the queue at once and frees its memory; work in progress looks at its `Check` and ends
-soon.
+the queue. Work of the same subject, such as one recording of several requests, takes one place and one thread; what
+waits finds the result of the first in a cache. Cancelled work leaves the queue at once and frees its memory; work in
+progress looks at its `Check` and ends soon.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -33,6 +34,7 @@ class _Waiting(NamedTuple):
     future: Future[Any]
     work: Callable[[Check], Any]
     client: str
+    subject: Hashable
 
 
 class FairPool:
@@ -44,32 +46,32 @@ class FairPool:
         self._num_threads = threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
         self._waiting: deque[_Waiting] = deque()
         self._turns: Turns[str] = Turns()
-        self._running: set[Future[Any]] = set()
+        self._running: dict[Future[Any], Hashable] = {}  # with their subjects
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._is_closed = False
         self._durations = Durations(USUAL_S)
 
-    def submit(self, work: Callable[[Check], Result], client: str = "") -> Future[Result]:
+    def submit(self, work: Callable[[Check], Result], client: str = "", *, subject: Hashable = None) -> Future[Result]:
         """Queue `work`, and return its future; cancelling the future ends the work at any time.
 
-        A client with an empty name may fill the whole queue. Raises `QueueFullError`, or `EngineNotReadyError` after
-        `close`.
+        A client with an empty name may fill the whole queue. None is a subject of its own. Raises `QueueFullError`, or
+        `EngineNotReadyError` after `close`.
         """
         future: Future[Result] = Future()
+        subject = future if subject is None else subject
         with self._changed:
             if self._is_closed:
                 raise EngineNotReadyError("the engine is shutting down and no longer accepts requests")
-            num_own = sum(each.client == client for each in self._waiting)
-            allowed = max(1.0, client_share(self.max_waiting, len(self._waiting), num_own))
-            if len(self._waiting) >= self.max_waiting or (client and num_own + 1 > allowed):
-                raise QueueFullError(
-                    len(self._waiting),
-                    self.max_waiting,
-                    self._durations.retry_after_s(len(self._waiting), self._num_threads),
-                    self._what,
-                )
-            self._waiting.append(_Waiting(future, work, client))
+            running = set(self._running.values())  # what waits for it takes no place
+            subjects = {each.subject for each in self._waiting} - running
+            num_own = len({each.subject for each in self._waiting if each.client == client} - running)
+            num, is_new = len(subjects), subject not in subjects | running
+            allowed = max(1.0, client_share(self.max_waiting, num, num_own))
+            if is_new and (num >= self.max_waiting or (client and num_own + 1 > allowed)):
+                retry_after_s = self._durations.retry_after_s(num, self._num_threads)
+                raise QueueFullError(num, self.max_waiting, retry_after_s, self._what)
+            self._waiting.append(_Waiting(future, work, client, subject))
             if client not in self._turns:
                 self._turns.join(client)
             if len(self._threads) < self._num_threads:
@@ -111,7 +113,7 @@ class FairPool:
 
     def _run(self) -> None:
         while (next_one := self._next()) is not None:
-            future, work, _ = next_one
+            future, work, *_ = next_one
             started = time.monotonic()
             try:
                 result = work(Check(future))
@@ -125,20 +127,20 @@ class FairPool:
                 self._durations.add(time.monotonic() - started)
                 del result
             with self._changed:
-                self._running.discard(future)
+                del self._running[future]
                 self._changed.notify_all()
             del future, work, next_one  # release their memory while waiting for the next work
 
     def _next(self) -> _Waiting | None:
         with self._changed:
-            while not self._waiting:
+            while not (ready := [each for each in self._waiting if each.subject not in self._running.values()]):
                 if self._is_closed:
                     return None
                 self._changed.wait()
-            taken = min([*self._waiting], key=lambda each: self._turns.next(each.client))  # of equal turns, the first
+            taken = min(ready, key=lambda each: self._turns.next(each.client))  # of equal turns, the first
             self._turns.charge(taken.client)
             self._remove(taken)
-            self._running.add(taken.future)
+            self._running[taken.future] = taken.subject
             return taken
 
     def _remove(self, waiting: _Waiting) -> None:

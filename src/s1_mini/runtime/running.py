@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -272,9 +272,9 @@ class Preparation:
             if work is not None:
                 work.cancel()
 
-    def _submit(self, pool: FairPool, work: Callable[[Check], None]) -> Future[None]:
+    def _submit(self, pool: FairPool, work: Callable[[Check], None], subject: Hashable = None) -> Future[None]:
         report = partial(_report, self._running.synthesizer.core, self._accepted)
-        future = pool.submit(work, self._request.flow[0] or self._request.flow[1])
+        future = pool.submit(work, self._request.flow[0] or self._request.flow[1], subject=subject)
         future.add_done_callback(report)  # the work may be done by now, and `_begin` has deleted what it needed
         return future
 
@@ -291,7 +291,8 @@ class Preparation:
         if len(known) == len(encoded):
             self._begin(plan, known)
         else:
-            self._encoding = self._submit(running.recordings, partial(self._encode, plan))
+            subject = tuple(running.references.key(each) for each in request.references)
+            self._encoding = self._submit(running.recordings, partial(self._encode, plan), subject)
             if self._is_cancelled:
                 self._encoding.cancel()
 

@@ -103,9 +103,13 @@ class ReferenceEncoder(ReferenceReader):
     cache: ReferenceCache
     say: Callable[[str], str] = str  # normalizes a transcript for the model
 
+    def key(self, reference: Reference) -> str:
+        """Return the same value for the same recording. Raises the errors of `encode`."""
+        return self.cache.key(self._read(reference))
+
     def find(self, reference: Reference) -> Voice | None:
         """Return the voice of a reference that was encoded before, or None. Raises the errors of `encode`."""
-        known = self.cache.find(self.cache.key(self._read(reference)))
+        known = self.cache.find(self.key(reference))
         return None if known is None else replace(known, text=self._text(reference))
 
     def encode(self, reference: Reference, check: Check | None = None) -> Voice:
