@@ -102,13 +102,15 @@ def test_mistakes_are_results_with_our_messages(door: Door, tmp_path: Path) -> N
         ("speak", {"text": "Hi.", "path": "../hello.wav"}),
         ("speak", {"text": "Hi.", "path": "hello.txt"}),
         ("clone_voice", {"name": "robin", "recording": str(tmp_path / "none.wav"), "transcript": "Ah."}),
+        ("speak", {"text": "Hi.", "path": "a\0.wav"}),
+        ("clone_voice", {"name": "robin", "recording": "~nobody-here/a.wav"}),
     ]
 
     results = call_here(door.url, tmp_path, *calls)
 
     assert all(result.is_error for result in results)
     messages = [text_of(result) for result in results]
-    expected = ["nobody", "outside of the folder", "ends in .txt", "No such file"]
+    expected = ["nobody", "outside of the folder", "ends in .txt", "No such file", "not a path", "not a path"]
     assert all(part in message for part, message in zip(expected, messages, strict=True)), messages
     assert list(tmp_path.iterdir()) == []
 

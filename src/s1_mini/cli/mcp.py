@@ -148,7 +148,7 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
             raise ToolError(str(error)) from None
 
     def write(path: str, text: str, voice: str | None, speed: float) -> str:
-        target = (folder / path).resolve()
+        target = _placed("path", folder / path)
         if not target.is_relative_to(folder):
             raise ParameterError("path", f"{path!r} is outside of the folder {str(folder)!r}; give a path in it")
         audio_format = format_of(target)
@@ -180,8 +180,17 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
         `recording` is the path of an audio file, `transcript` its exact words, which most models need. The
         speaker must have consented.
         """
-        content = await work(read_regular, Path(recording).expanduser(), MAX_RECORDING_BYTES)
-        await work(speaker.clone, name, content, transcript)
+        await work(
+            lambda: speaker.clone(name, read_regular(_placed("recording", recording), MAX_RECORDING_BYTES), transcript)
+        )
         return f"Added the voice {name!r}"
 
     return server
+
+
+def _placed(name: str, path: str | Path) -> Path:
+    """Return an absolute path. Raises `ParameterError` for a path that no system can have."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (ValueError, RuntimeError) as error:  # a NUL character, an unknown user
+        raise ParameterError(name, f"{str(path)!r} is not a path: {error}") from None
