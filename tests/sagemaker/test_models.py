@@ -74,7 +74,8 @@ def test_a_name_that_could_be_a_path_is_refused(http: httpx2.Client, tiny: Path,
 def test_a_folder_without_a_checkpoint_leaves_nothing_loaded(http: httpx2.Client, tiny: Path) -> None:
     answer = load(http, "broken", tiny.parent)
 
-    assert answer.status_code >= 400
+    assert answer.status_code == 422
+    assert answer.json()["error"]["field"] == "url"
     assert http.get("/models/broken").status_code == 404
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from s1_mini.exceptions import StorageError
+from s1_mini.exceptions import CheckpointError, StorageError
 from s1_mini.sagemaker import invocations
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.sagemaker.state import container_of
@@ -92,8 +92,8 @@ class HostedModels:
     async def load(self, name: str, url: str) -> Hosted:
         """Load the checkpoint in the folder `url` under `name`.
 
-        Raises `ModelLoadedError`, `ModelMemoryError`, `InvalidError` for an invalid name or folder, and
-        `CheckpointError`, `ConfigurationError` or `EngineError` if it cannot be loaded.
+        Raises `ModelLoadedError`, `ModelMemoryError`, `InvalidError` for an invalid name, folder or checkpoint, and
+        `ConfigurationError` or `EngineError` if it cannot be loaded.
         """
         if not NAME.fullmatch(name):
             raise InvalidError(
@@ -110,6 +110,8 @@ class HostedModels:
         try:
             await asyncio.to_thread(model.engine.start)
             model.is_ready = True
+        except CheckpointError as error:
+            raise InvalidError("url", f"cannot be loaded: {error}") from None
         finally:
             if not model.is_ready:
                 del self._models[name]
