@@ -10,7 +10,7 @@ import binascii
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
@@ -121,9 +121,16 @@ class SpeechRequest:
 
 
 class Strict(BaseModel):
-    """Base of models that refuse unknown fields."""
+    """Base of models that refuse unknown fields. A field that is null was not given."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None or name not in cls.model_fields}
 
 
 class Sampling(Strict):
