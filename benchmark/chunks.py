@@ -38,9 +38,9 @@ from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.remote import engine_process, engine_worker
 from s1_mini.remote.engine_process import EngineProcess
 from s1_mini.server.app import create_app
-from s1_mini.server.engine import SpeechEngine
 from s1_mini.server.run import make_config
 from s1_mini.server.settings import ServerSettings
+from s1_mini.speech_engine import SpeechEngine
 from s1_mini.types import AudioChunk, Timing, TTSRequest
 
 WAYS = ("engine", "process")

@@ -10,8 +10,12 @@ import griffe
 
 NAME = re.compile(r"(?<!\[)`([A-Z]\w+)(\.\w+)?`(?!\])")
 COMMENT = re.compile(r"  # (.*)")
-# The classes that describe keywords, by the class that lists them
-OPTIONS = {"types.SharedOptions": "types.TTSRequest", "types.SamplingOptions": "types.SamplingParams"}
+# The classes that describe keywords and methods, by the class that lists them
+DESCRIBED = {
+    "types.SharedOptions": "types.TTSRequest",
+    "types.SamplingOptions": "types.SamplingParams",
+    "engine._LocalEngine": "speech_engine.SpeechEngine",
+}
 
 
 class Names(griffe.Extension):
@@ -32,10 +36,12 @@ class Names(griffe.Extension):
             attr.docstring = griffe.Docstring(text, parent=attr)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Describe the keywords of requests, and link the public names in all docstrings."""
-        for listed, described in OPTIONS.items():
-            for name, option in pkg[listed].members.items():
-                option.docstring = pkg[described].members[name].docstring
+        """Describe the keywords of requests and inherited methods, and link the public names in all docstrings."""
+        for listed, described in DESCRIBED.items():
+            for name, described_member in pkg[described].members.items():
+                member = pkg[listed].members.get(name)
+                if member is not None and not member.has_docstring:
+                    member.docstring = described_member.docstring
 
         def link(found: "re.Match[str]") -> str:
             is_public = found[1] in pkg.members and not (found[2] and found[2][1:] not in pkg[found[1]].all_members)

@@ -6,15 +6,14 @@ Safe to call from several threads. Requests are generated in a batch, which they
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 
@@ -23,27 +22,25 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import Output
 from s1_mini.exceptions import (
     CapacityError,
-    ConfigurationError,
     EngineNotReadyError,
     ParameterError,
     RequestTimeoutError,
     S1MiniError,
 )
-from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.packaging.compile_cache import keep_cache, use_cache
 from s1_mini.packaging.verify import is_packaged, open_checkpoint
 from s1_mini.responses import BatchGenerationResponse, GenerationResponse, collect, whole
 from s1_mini.runtime.loader import LoadedCheckpoint, load
-from s1_mini.runtime.process import claim_process, refuse_fork
-from s1_mini.runtime.running import EngineRuntime, run, vram
+from s1_mini.runtime.process import refuse_fork
+from s1_mini.runtime.running import EngineRuntime, run
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.runtime.voice_service import VoiceService
+from s1_mini.speech_engine import SpeechEngine
 from s1_mini.text_stream import TextStream
 from s1_mini.types import (
     Audio,
     AudioChunk,
     AudioFormat,
-    EngineState,
     Normalize,
     OnUnsupported,
     Reference,
@@ -55,55 +52,13 @@ from s1_mini.types import (
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from s1_mini.families.base import Description
     from s1_mini.voices.reference import Check
 
 
-def _config_of(config: object, settings: Mapping[str, Any]) -> EngineConfig:
-    if isinstance(config, EngineConfig):
-        if settings:
-            raise ConfigurationError(
-                f"config cannot be combined with {', '.join(settings)}; put them into EngineConfig(...)"
-            )
-        return config
-    if config is not None:
-        given = f'; for a checkpoint, use checkpoint_path="{config}"' if isinstance(config, str | Path) else ""
-        raise ConfigurationError(f"config must be an EngineConfig, not {type(config).__name__}{given}")
-    for name in settings:
-        if name in SpeechOptions.__optional_keys__ and name not in EngineConfig.model_fields:
-            raise ConfigurationError(
-                f"{name} is not a setting but an option of a request: give it to generate or stream"
-            )
-    return EngineConfig(**settings)
+class _LocalEngine(SpeechEngine):
+    """An engine in this process: its checkpoint, its voices, and requests."""
 
-
-class _Lifecycle:
-    """Configuration, metrics, start and stop, and state of an engine."""
-
-    def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
-        """Take an `EngineConfig`, or its fields as keywords, such as `checkpoint_path`; `start` loads the checkpoint.
-
-        Raises `ConfigurationError` for both at once, another type, and the errors of `EngineConfig`.
-        """
-        self.config = _config_of(config, settings)
-        self.metrics = EngineMetrics()
-        self._running: EngineRuntime | None = None
-        self._was_stopped = False
-        self._lifecycle = threading.Lock()
-
-    def start(self) -> None:
-        """Load the checkpoint and generate a short text with it; does nothing if it is loaded.
-
-        Raises `CheckpointError`, `ConfigurationError`, `EngineError` if that text cannot be generated, and
-        `torch.OutOfMemoryError`.
-        """
-        claim_process()
-        with self._lifecycle:
-            if self._running is None:
-                self._running = self._load(self.config)
-                self._running.voices.importer.start()
+    _running: EngineRuntime | None
 
     def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
         """Load `checkpoint_path`, or the built-in checkpoint if it is None, while requests continue.
@@ -126,7 +81,6 @@ class _Lifecycle:
                     f"not enough memory to load the new checkpoint while the current one is active: {reason}"
                 ) from None
             self.config, self._running = config, new
-            new.voices.importer.start()
         old.close(drains=True, timeout_s=timeout_s)
 
     def _load(self, config: EngineConfig, before: VoiceService | None = None) -> EngineRuntime:
@@ -143,40 +97,6 @@ class _Lifecycle:
         speaker = load(config)
         return speaker, Synthesizer(speaker, config, self.metrics)
 
-    def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
-        """Accept no more requests, finish those in progress, and release the checkpoint.
-
-        Without `drain`, or after `timeout_s`, requests in progress end with `EngineNotReadyError`.
-        """
-        refuse_fork()
-        with self._lifecycle:
-            running, self._running = self._running, None
-            if running is not None:
-                self._was_stopped = True
-                running.close(drains=drain, timeout_s=timeout_s)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop(drain=kind is None)
-
-    async def __aenter__(self) -> Self:
-        try:
-            await asyncio.to_thread(self.start)
-        except asyncio.CancelledError:
-            await asyncio.to_thread(self.stop)  # `stop` waits until `start` has finished
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.stop, drain=kind is None)
-
     @property
     def sample_rate(self) -> int:
         """Samples per second of the engine's audio."""
@@ -187,62 +107,10 @@ class _Lifecycle:
         """Directory of the loaded checkpoint."""
         return self._ready().speaker.directory
 
-    @property
-    def description(self) -> Description:
-        """Properties of the loaded checkpoint, such as the languages that a request may choose."""
-        return self._ready().speaker.description
-
-    @property
-    def has_word_times(self) -> bool:
-        """Whether the loaded checkpoint reports when words are spoken (`TTSRequest.word_times`)."""
-        return self._ready().has_word_times
-
-    @property
-    def num_slots(self) -> int:
-        """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
-        refuse_fork()
-        running = self._running
-        return running.synthesizer.num_slots if running else self.config.max_batch_size or 1
-
-    def state(self) -> EngineState:
-        """Return whether the engine is ready, and how full its queue is. Cheap enough to call for every request."""
-        refuse_fork()
-        running = self._running
-        return EngineState("stopped") if running is None else running.state()
-
-    def health_check(self) -> dict[str, Any]:
-        """Return state, placement and memory; never waits for requests. Raises PyTorch's error if the GPU fails."""
-        refuse_fork()
-        running = self._running
-        return {"status": "stopped", "ready": False, "vram": vram(None)} if running is None else running.health()
-
-    def families(self) -> list[MetricFamily]:
-        """Return all current metrics (`metrics.py`). Raises PyTorch's error if the GPU fails."""
-        refuse_fork()
-        running = self._running
-        gigabytes = vram(None if running is None else running.speaker.device.value)
-        memory = {name.removesuffix("_gb"): 1e9 * value for name, value in gigabytes.items()}
-        families = [
-            *self.metrics.families(),
-            MetricFamily("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part"),
-        ]
-        return families if running is None else [*families, *running.synthesizer.families()]
-
     def _ready(self) -> EngineRuntime:
-        refuse_fork()
-        running = self._running
-        if running is None:
-            if self._was_stopped:
-                raise EngineNotReadyError("the engine was stopped; start() loads it again")
-            raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
-        return running
-
-
-class _Voices(_Lifecycle):
-    """The named voices and references of an engine."""
+        return cast("EngineRuntime", super()._ready())
 
     def voice_names(self) -> list[str]:
-        """Return the names of all voices, sorted, without opening any file."""
         return self._ready().voices.registry.names
 
     @property
@@ -251,14 +119,9 @@ class _Voices(_Lifecycle):
         return self._ready().voices.registry.added.num_changes
 
     def voices(self) -> list[VoiceInfo]:
-        """Return all named voices, sorted: the checkpoint's and added ones, without those whose files are broken.
-
-        Raises `EngineError` if the directory of added voices cannot be read.
-        """
         return self._ready().voices.registry.infos()
 
     def describe_voice(self, name: str) -> VoiceInfo:
-        """Return one voice. Raises `VoiceNotFoundError`, or `VoiceFileError` if it exists but cannot be used."""
         return self._ready().voices.registry.info(name)
 
     def add_voice(
@@ -288,10 +151,6 @@ class _Voices(_Lifecycle):
         replace: bool = False,
         client: str = "",
     ) -> VoiceInfo:
-        """Add a voice as `add_voice` does, without blocking the event loop; a cancelled call adds no voice.
-
-        If recordings of several clients wait to be encoded, the clients take turns (round robin).
-        """
         reference = Reference(reference_audio, reference_text)
         adding = self._add_voice(name, reference, description, replace=replace, client=client)
         return await asyncio.wrap_future(adding)
@@ -309,13 +168,6 @@ class _Voices(_Lifecycle):
     async def prepare_reference_async(
         self, reference_audio: Audio, reference_text: str = "", *, client: str = ""
     ) -> None:
-        """Encode a reference now, so that later requests with it do not wait.
-
-        If recordings of several clients wait, the clients take turns (round robin).
-
-        Raises `RequestError` for an invalid reference, `EngineError`, or `CheckpointError` if the checkpoint's encoder
-        is missing or invalid.
-        """
         running, reference = self._ready(), Reference(reference_audio, reference_text)
         if await asyncio.to_thread(running.references.find, reference) is not None:
             return
@@ -329,14 +181,25 @@ class _Voices(_Lifecycle):
             raise RequestTimeoutError("the reference was not encoded in time") from None
 
     def delete_voice(self, name: str) -> None:
-        """Delete an added voice, even if its file is broken; requests in progress keep it.
-
-        Raises `VoiceNotFoundError`, `VoiceReadOnlyError`, or `EngineError` if the file cannot be deleted.
-        """
         self._ready().voices.delete(name)
 
+    def submit(self, request: TTSRequest, *, streams: bool = True, as_int16: bool = False) -> Output:  # noqa: ARG002
+        deadline = time.monotonic() + self.config.request_timeout_s
+        while True:
+            running = self._ready()
+            try:
+                return running.submit(request, deadline, streams=streams)
+            except EngineNotReadyError:
+                if self._running is running:  # otherwise `reload` has replaced `running`, so try again
+                    raise
 
-class ProductionTTSEngine(_Voices):
+    def count_tokens(
+        self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
+    ) -> int:
+        return self._ready().count_tokens(TTSRequest(text, normalize=normalize, on_unsupported=on_unsupported))
+
+
+class ProductionTTSEngine(_LocalEngine):
     """A text-to-speech engine with one checkpoint. Call `start`, or use a `with` or an `async with` block.
 
     Its settings are an `EngineConfig`, or the fields of `EngineConfig` as keywords, such as `checkpoint_path`.
@@ -366,22 +229,6 @@ class ProductionTTSEngine(_Voices):
         `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
         """
         return self.submit(request, streams=streams).accepted()
-
-    def submit(self, request: TTSRequest, *, streams: bool = True, as_int16: bool = False) -> Output:  # noqa: ARG002
-        """Accept a request and return its audio at once; iterate over it in a thread or on an event loop.
-
-        `streams` is that of `speak`. With `as_int16`, the caller also takes int16 samples, which an engine in another
-        process sends; this one gives float samples. Raises `ParameterError` for an invalid option, and `EngineError` if
-        the engine is not running; the output raises all other errors of `stream`.
-        """
-        deadline = time.monotonic() + self.config.request_timeout_s
-        while True:
-            running = self._ready()
-            try:
-                return running.submit(request, deadline, streams=streams)
-            except EngineNotReadyError:
-                if self._running is running:  # otherwise `reload` has replaced `running`, so try again
-                    raise
 
     def stream_async(
         self, text: str | TextStream, *, flow: tuple[str, str] = ("", ""), **options: Unpack[SpeechOptions]
@@ -467,15 +314,6 @@ class ProductionTTSEngine(_Voices):
         refuse_fork()
         begin = partial(self.generate_batch, return_bytes=return_bytes, audio_format=audio_format, **options)
         return await asyncio.to_thread(begin, texts, reference_audios, reference_texts)
-
-    def count_tokens(
-        self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
-    ) -> int:
-        """Count the tokens of a text of any length, without those of the voice.
-
-        Raises `RequestError` or `EngineError`.
-        """
-        return self._ready().count_tokens(TTSRequest(text, normalize=normalize, on_unsupported=on_unsupported))
 
     def _begin_item(self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None) -> Output | S1MiniError:
         try:

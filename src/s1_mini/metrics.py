@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
@@ -114,3 +114,9 @@ class EngineMetrics:
         yield MetricFamily(
             "out_of_memory_total", "counter", "Number of times that memory ran out", float(self.out_of_memory)
         )
+
+
+def gpu_memory(gigabytes: Mapping[str, float]) -> MetricFamily:
+    """Return the metric of a GPU's memory, given `health_check`'s figures."""
+    memory = {name.removesuffix("_gb"): 1e9 * value for name, value in gigabytes.items()}
+    return MetricFamily("gpu_memory_bytes", "gauge", "Memory of the GPU", memory, "part")

@@ -44,7 +44,7 @@ from s1_mini.remote.channel import WINDOW_S, Audio, Channel, Status
 from s1_mini.remote.devices import sees_gpu
 from s1_mini.remote.engine_process import EngineProcess, make_engine
 from s1_mini.remote.engine_worker import LogSender
-from s1_mini.server.engine import SpeechEngine
+from s1_mini.speech_engine import SpeechEngine
 from s1_mini.types import AudioChunk, EngineState, Timing, TTSRequest, Word
 from tests.families.qwen3_room import LETTERS, config, follow_text, written
 from tests.server.conftest import LONG_SPEECH, Door, serving
@@ -328,17 +328,17 @@ def test_a_message_that_cannot_be_pickled_fails_only_its_own_request(single: Eng
     class Unknown(str):
         __slots__ = ()
 
-    assert single._link is not None
-    process = single._link._process
+    assert single._running is not None
+    process = single._running._process
     with pytest.raises(RuntimeError, match=r"Can't (get|pickle) local object.*the log has the traceback"):
         chunks_of(single, TTSRequest.of(Unknown("Hi.")))
     with pytest.raises(RuntimeError, match="the log has the traceback"):
-        single._link.call("count_tokens", Unknown("Hi.")).result(EVENTUALLY_S)
+        single._running.call("count_tokens", Unknown("Hi.")).result(EVENTUALLY_S)
     with pytest.raises(RuntimeError, match=r"pickle.*the log has the traceback"):  # its result is an iterator
-        single._link.call("stream", "Hi.").result(EVENTUALLY_S)
+        single._running.call("stream", "Hi.").result(EVENTUALLY_S)
 
     assert chunks_of(single, TTSRequest.of("Hi.", seed=1, max_new_tokens=4))
-    assert single._link._process is process
+    assert single._running._process is process
     wait_until(lambda: single.health_check()["requests"] == 0)
 
 
@@ -403,14 +403,14 @@ def test_samples_are_rounded_in_the_engines_process_for_a_caller_that_takes_them
 def test_metrics_of_a_process_that_does_not_answer_are_the_last_known_ones(
     single: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert single._link is not None
+    assert single._running is not None
     chunks_of(single, TTSRequest.of("Hi.", seed=1, max_new_tokens=4))
     expected = single.families()
-    single._link._process.send_signal(signal.SIGSTOP)
+    single._running._process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(engine_process, "PROBE_S", 0.1)
 
     assert single.families() == expected
-    single._link._process.send_signal(signal.SIGCONT)
+    single._running._process.send_signal(signal.SIGCONT)
 
 
 PARENT = """
@@ -435,10 +435,10 @@ def test_a_process_that_hangs_ends_with_the_server() -> None:
 
 
 def test_silence_during_a_suspension_of_the_server_does_not_count(single: EngineProcess) -> None:
-    assert single._link is not None
-    process = single._link._process
-    single._link._heard -= 1e6
-    single._link._checked -= 1e6
+    assert single._running is not None
+    process = single._running._process
+    single._running._heard -= 1e6
+    single._running._checked -= 1e6
 
     assert single.state().is_ready
     assert process.poll() is None
@@ -451,16 +451,16 @@ def test_a_text_stream_in_use_begins_no_request(single: EngineProcess) -> None:
     with pytest.raises(ParameterError, match="another request"):
         chunks_of(single, TTSRequest.of(stream))
     wait_until(lambda: single.health_check()["requests"] == 0)
-    assert single._link is not None
-    assert not single._link._outputs
+    assert single._running is not None
+    assert not single._running._outputs
 
 
 @STOPS
 def test_a_process_that_hangs_is_killed_ends_its_requests_and_fails_the_engine(
     single: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert single._link is not None
-    process = single._link._process
+    assert single._running is not None
+    process = single._running._process
 
     async def speak() -> None:
         async for _ in single.submit(TTSRequest.of(LONG_SPEECH["text"], seed=1)):
@@ -482,11 +482,11 @@ def test_a_process_that_hangs_is_killed_by_a_stop_without_draining(
     single: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_process, "STOP_S", 0.1)
-    assert single._link is not None
-    process = single._link._process
+    assert single._running is not None
+    process = single._running._process
     process.send_signal(signal.SIGSTOP)
     for _ in range(3):
-        single._link.call("count_tokens", "Hi. " * 2**20)  # more than the pipe holds
+        single._running.call("count_tokens", "Hi. " * 2**20)  # more than the pipe holds
 
     single.stop(drain=False)
     assert process.returncode == -signal.SIGKILL
@@ -495,8 +495,8 @@ def test_a_process_that_hangs_is_killed_by_a_stop_without_draining(
 @STOPS
 def test_signals_to_the_group_leave_the_end_of_the_engine_to_the_server(apart: Door) -> None:
     assert isinstance(apart.engine, EngineProcess)
-    assert apart.engine._link is not None
-    process = apart.engine._link._process
+    assert apart.engine._running is not None
+    process = apart.engine._running._process
     for number in (signal.SIGINT, signal.SIGTERM):
         process.send_signal(number)
 

@@ -19,16 +19,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from math import inf
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, ParamSpec, TypeVar, cast
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import Output, OutputQueue
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
-from s1_mini.families.base import Description
 from s1_mini.families.find import Checkpoint
-from s1_mini.metrics import EngineMetrics, MetricFamily
+from s1_mini.metrics import MetricFamily
 from s1_mini.remote.channel import (
     BUFFER_BYTES,
     START,
@@ -51,11 +50,12 @@ from s1_mini.remote.channel import (
     portable,
 )
 from s1_mini.remote.devices import sees_gpu
-from s1_mini.runtime.process import claim_process, refuse_fork
-from s1_mini.server.engine import SpeechEngine
-from s1_mini.types import Audio as Recording
-from s1_mini.types import AudioChunk, EngineState, Normalize, OnUnsupported, TTSRequest, VoiceInfo
+from s1_mini.runtime.process import refuse_fork
+from s1_mini.speech_engine import SpeechEngine
+from s1_mini.types import AudioChunk, EngineState, TTSRequest, VoiceInfo
 
+P = ParamSpec("P")
+Value = TypeVar("Value")
 logger = logging.getLogger(__name__)
 
 # Program of the process: it imports the same modules as this process, and none from the working directory. The server
@@ -108,13 +108,16 @@ class Incoming:
 class EngineLink:
     """One running process of an engine. Thread-safe."""
 
-    def __init__(self, config: EngineConfig, metrics: EngineMetrics) -> None:
+    def __init__(self, config: EngineConfig, engine: EngineProcess) -> None:
         """Start the process and wait until its engine has started. On Linux, the process ends with the calling thread.
+
+        The process continues the metrics of `engine`, which gets them back when the process ends.
 
         Raises the errors of `ProductionTTSEngine.start`, and `EngineNotReadyError` if the process exits. As in all
         answers of the process, an error that is not an `S1MiniError` arrives as `RuntimeError`.
         """
-        self.state, self.voice_names = EngineState("stopped"), list[str]()
+        self._engine, self._silent_s = engine, config.stuck_after_s
+        self._state, self.voice_names = EngineState("stopped"), list[str]()
         self._heard = self._checked = time.monotonic()  # when the process sent its last message; the last `check`
         self._numbers = itertools.count(START + 1)
         self._outputs: dict[int, Incoming] = {}
@@ -142,13 +145,13 @@ class EngineLink:
             on_end=self._end,
         )
         self._channel.start()
-        self._channel.send(Start(config, metrics, logging.getLogger().level))
+        self._channel.send(Start(config, engine.metrics, logging.getLogger().level))
         try:
             self.facts = started.result()
         except BaseException:
-            self.close()
+            self._end_process()
             raise
-        self._known: dict[str, Any] = {"health_check": self.facts.health, "families": list(metrics.families())}
+        self._known: dict[str, Any] = {"health_check": self.facts.health, "families": list(engine.metrics.families())}
         self.description = Checkpoint(self.facts.directory).description
 
     @property
@@ -182,8 +185,31 @@ class EngineLink:
             self._end_all()
         return future
 
-    def probe(self, method: str) -> tuple[Any, bool]:
-        """Call `health_check` or `families`. Return the last known result, and whether the process has answered."""
+    @property
+    def has_word_times(self) -> bool:
+        return self.facts.has_word_times
+
+    @property
+    def num_slots(self) -> int:
+        return self.facts.num_slots
+
+    def state(self) -> EngineState:
+        """Return the state that the process last reported."""
+        if self._state.is_ready:
+            self._check()
+        return self._state
+
+    def health(self) -> dict[str, Any]:
+        """Return the last known health if the process does not answer. Raises `RuntimeError` if the GPU fails."""
+        health, has_answered = self._probe("health_check")
+        return health if has_answered else health | {"status": self._state.status, "ready": self._state.is_ready}
+
+    def families(self) -> list[MetricFamily]:
+        """Return the last known metrics if the process does not answer. Raises `RuntimeError` if the GPU fails."""
+        return cast("list[MetricFamily]", self._probe("families")[0])
+
+    def _probe(self, method: str) -> tuple[Any, bool]:
+        """Call a method without arguments. Return the last known result, and whether the process has answered."""
         if time.monotonic() - self._heard > PROBE_S:  # it does not even send its state
             return self._known[method], False
         asked = self.call(method)
@@ -194,33 +220,31 @@ class EngineLink:
             return self._known[method], False
         return self._known[method], True
 
-    def check(self, silent_s: float) -> None:
-        """Kill the process if it has sent nothing for `silent_s` seconds, because it hangs."""
+    def _check(self) -> None:
+        """Kill the process if it has sent nothing for `stuck_after_s`, because it hangs."""
         now = time.monotonic()
         if now - self._checked > UNSEEN_S:
             self._heard = now
         self._checked = now
-        if now - self._heard > silent_s and not self._is_closing:
-            logger.error("the engine's process has sent nothing for %g s; killing it", silent_s)
-            self.state = EngineState("failed")
+        if now - self._heard > self._silent_s and not self._is_closing:
+            logger.error("the engine's process has sent nothing for %g s; killing it", self._silent_s)
+            self._state = EngineState("failed")
             self._process.kill()
 
-    def stop(self, *, drain: bool, timeout_s: float | None, silent_s: float) -> EngineMetrics | None:
-        """Stop the engine, and end the process. Return the engine's metrics, or None if the process did not answer."""
-        stopping = self.call("stop", drain=drain, timeout_s=timeout_s)
+    def close(self, *, drains: bool, timeout_s: float | None) -> None:
+        """Stop the engine, and end the process."""
+        stopping = self.call("stop", drain=drains, timeout_s=timeout_s)
         until = time.monotonic() + STOP_S
-        while not wait([stopping], PROBE_S if drain else STOP_S).done:
-            self.check(silent_s)
-            if not drain and time.monotonic() >= until:
+        while not wait([stopping], PROBE_S if drains else STOP_S).done:
+            self._check()
+            if not drains and time.monotonic() >= until:
                 logger.error("the engine's process did not stop within %g s; killing it", STOP_S)
                 self._process.kill()
-        self.close()
+        self._end_process()
         with suppress(EngineNotReadyError):  # the process has ended
-            return cast("EngineMetrics", stopping.result())
-        return None
+            self._engine.metrics = stopping.result()
 
-    def close(self) -> None:
-        """End the process."""
+    def _end_process(self) -> None:
         self._is_closing = True
         killer = threading.Timer(EXIT_S, self._process.kill)
         killer.start()
@@ -250,7 +274,7 @@ class EngineLink:
                 if (output := self._outputs.get(message.number)) is not None:
                     output.queue.held_bytes = message.num_bytes
             case Status():
-                self.state = message.state
+                self._state = message.state
                 if message.voice_names is not None:
                     self.voice_names = message.voice_names
             case Result():
@@ -280,7 +304,7 @@ class EngineLink:
     def _end(self) -> None:
         """End everything that is open after the process has ended or closed its output."""
         if not (self._is_closing or self._is_over):
-            self.state = EngineState("failed")
+            self._state = EngineState("failed")
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(EXIT_S)
             logger.error("the engine's process ended", extra={"fields": {"exit_code": self._process.returncode}})
@@ -293,156 +317,58 @@ class EngineLink:
             self._fail(number, error)
 
 
-class EngineProcess:
-    """An engine in another process, with the methods of `ProductionTTSEngine` that the server uses. Thread-safe."""
+def _remote(method: Callable[P, Value]) -> Callable[P, Value]:
+    """Return a method that calls this method of the engine in its process, and waits for the result."""
 
-    def __init__(self, config: EngineConfig | None = None) -> None:
-        self.config = config or EngineConfig()
-        self._metrics = EngineMetrics()  # of the processes that have ended
-        self._link: EngineLink | None = None
-        self._was_stopped = False
-        self._lifecycle = threading.Lock()
+    @wraps(method, updated=())
+    def call(*args: P.args, **options: P.kwargs) -> Value:
+        engine, *rest = args
+        assert isinstance(engine, EngineProcess)
+        called = engine._ready().call(method.__name__, *rest, **options)
+        try:
+            return cast("Value", called.result(CALL_S))
+        except TimeoutError:
+            called.cancel()
+            raise EngineNotReadyError("the engine's process does not answer") from None
 
-    def start(self) -> None:
-        """Start the process and load the checkpoint; does nothing if it runs. Raises the errors of `EngineLink`."""
-        claim_process()
-        with self._lifecycle:
-            if self._link is None:
-                self._link = EngineLink(self.config, self._metrics)
+    return call
 
-    def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
-        """Stop the engine as `ProductionTTSEngine.stop` does, and end the process."""
-        refuse_fork()
-        with self._lifecycle:
-            link, self._link = self._link, None
-            if link is not None:
-                self._was_stopped = True
-                metrics = link.stop(drain=drain, timeout_s=timeout_s, silent_s=self.config.stuck_after_s)
-                self._metrics = metrics or self._metrics
 
-    @property
-    def description(self) -> Description:
-        """Properties of the loaded checkpoint."""
-        return self._ready().description
+class EngineProcess(SpeechEngine):
+    """An engine in another process. It reports its state every `STATUS_S` seconds if it has changed."""
 
-    @property
-    def has_word_times(self) -> bool:
-        """Whether the loaded checkpoint reports when words are spoken."""
-        return self._ready().facts.has_word_times
-
-    @property
-    def num_slots(self) -> int:
-        """Maximum number of concurrent sentence pieces; before the start, the configured number, or 1."""
-        refuse_fork()
-        link = self._link
-        return link.facts.num_slots if link else self.config.max_batch_size or 1
+    _running: EngineLink | None
 
     @property
     def process_id(self) -> int:
         """Id of the process; 0 before the start and after `stop`."""
         refuse_fork()
-        link = self._link
+        link = self._running
         return link.process_id if link else 0
 
-    def state(self) -> EngineState:
-        """Return whether the engine is ready, and how full its queue is, as the process last reported.
-
-        It reports changes every `STATUS_S` seconds.
-        """
-        refuse_fork()
-        link = self._link
-        if link is None:
-            return EngineState("stopped")
-        if link.state.is_ready:
-            link.check(self.config.stuck_after_s)
-        return link.state
-
-    def health_check(self) -> dict[str, Any]:
-        """Return state, placement and memory; the last known ones if the process does not answer.
-
-        Raises `RuntimeError` if the GPU fails.
-        """
-        refuse_fork()
-        link = self._link
-        if link is None:
-            return {"status": "stopped", "ready": False, "vram": {"used_gb": 0.0, "total_gb": 0.0}}
-        health, has_answered = link.probe("health_check")
-        return health if has_answered else health | {"status": link.state.status, "ready": link.state.is_ready}
-
-    def families(self) -> list[MetricFamily]:
-        """Return all current metrics; the last known ones if the process does not answer.
-
-        Raises `RuntimeError` if the GPU fails.
-        """
-        refuse_fork()
-        link = self._link
-        if link is None:
-            return list(self._metrics.families())
-        return cast("list[MetricFamily]", link.probe("families")[0])
-
-    def voice_names(self) -> list[str]:
-        """Return the names of all voices, sorted."""
-        return self._ready().voice_names
-
-    def voices(self) -> list[VoiceInfo]:
-        """Return all named voices, sorted. Raises `EngineError`."""
-        return cast("list[VoiceInfo]", self._call("voices"))
-
-    def describe_voice(self, name: str) -> VoiceInfo:
-        """Return one voice. Raises the errors of `ProductionTTSEngine.describe_voice`."""
-        return cast("VoiceInfo", self._call("describe_voice", name))
-
-    async def add_voice_async(
-        self,
-        name: str,
-        reference_audio: Recording,
-        reference_text: str = "",
-        *,
-        description: str = "",
-        replace: bool = False,
-        client: str = "",
-    ) -> VoiceInfo:
-        """Add a voice as `ProductionTTSEngine.add_voice_async` does."""
-        options = {"description": description, "replace": replace, "client": client}
-        adding = self._ready().call("add_voice_async", name, reference_audio, reference_text, **options)
-        return cast("VoiceInfo", await asyncio.wrap_future(adding))
-
-    async def prepare_reference_async(
-        self, reference_audio: Recording, reference_text: str = "", *, client: str = ""
-    ) -> None:
-        """Encode a reference as `ProductionTTSEngine.prepare_reference_async` does."""
-        encoding = self._ready().call("prepare_reference_async", reference_audio, reference_text, client=client)
-        await asyncio.wrap_future(encoding)
-
-    def delete_voice(self, name: str) -> None:
-        """Delete an added voice. Raises the errors of `ProductionTTSEngine.delete_voice`."""
-        self._call("delete_voice", name)
-
-    def submit(self, request: TTSRequest, *, streams: bool = True, as_int16: bool = False) -> Output:
-        """Submit a request as `ProductionTTSEngine.submit` does; with `as_int16`, the samples of chunks are int16."""
-        return self._ready().submit(request, streams=streams, as_int16=as_int16)
-
-    def count_tokens(
-        self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
-    ) -> int:
-        """Count the tokens of a text as `ProductionTTSEngine.count_tokens` does."""
-        return cast("int", self._call("count_tokens", text, normalize=normalize, on_unsupported=on_unsupported))
-
-    def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        called = self._ready().call(method, *args, **options)
-        try:
-            return called.result(CALL_S)
-        except TimeoutError:
-            called.cancel()
-            raise EngineNotReadyError("the engine's process does not answer") from None
+    def _load(self, config: EngineConfig) -> EngineLink:
+        """Start the process. Raises the errors of `EngineLink`."""
+        return EngineLink(config, self)
 
     def _ready(self) -> EngineLink:
-        refuse_fork()
-        link = self._link
-        if link is None:
-            reason = "was stopped" if self._was_stopped else "is not started"
-            raise EngineNotReadyError(f"the engine {reason}; start() loads it")
-        return link
+        return cast("EngineLink", super()._ready())
+
+    def voice_names(self) -> list[str]:
+        return self._ready().voice_names
+
+    voices = _remote(SpeechEngine.voices)
+    describe_voice = _remote(SpeechEngine.describe_voice)
+    delete_voice = _remote(SpeechEngine.delete_voice)
+    count_tokens = _remote(SpeechEngine.count_tokens)
+
+    async def add_voice_async(self, *args: Any, **options: Any) -> VoiceInfo:
+        return cast("VoiceInfo", await asyncio.wrap_future(self._ready().call("add_voice_async", *args, **options)))
+
+    async def prepare_reference_async(self, *args: Any, **options: Any) -> None:
+        await asyncio.wrap_future(self._ready().call("prepare_reference_async", *args, **options))
+
+    def submit(self, request: TTSRequest, *, streams: bool = True, as_int16: bool = False) -> Output:
+        return self._ready().submit(request, streams=streams, as_int16=as_int16)
 
 
 def make_engine(config: EngineConfig, choice: Literal["auto", "on", "off"]) -> SpeechEngine:

@@ -19,6 +19,8 @@ from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import Output, OutputQueue
 from s1_mini.core.request import Request
 from s1_mini.exceptions import ParameterError
+from s1_mini.families.base import Description
+from s1_mini.metrics import MetricFamily, gpu_memory
 from s1_mini.runtime.engine_core import Core
 from s1_mini.runtime.fair_pool import FairPool
 from s1_mini.runtime.finishing import Finishing, MarkupFinishing, PartFinish
@@ -157,6 +159,14 @@ class EngineRuntime:
             raise ParameterError("text", "cannot be a TextStream, because config.json has an alphabet; pass a str")
 
     @property
+    def description(self) -> Description:
+        return self.speaker.description
+
+    @property
+    def num_slots(self) -> int:
+        return self.synthesizer.num_slots
+
+    @property
     def has_word_times(self) -> bool:
         return self.speaker.description.word_times and self.synthesizer.aligner is not None
 
@@ -228,6 +238,10 @@ class EngineRuntime:
             **synthesizer.describe(),
             "vram": vram(speaker.device.value),
         }
+
+    def families(self) -> list[MetricFamily]:
+        metrics, memory = self.synthesizer.core.ledger.metrics, gpu_memory(vram(self.speaker.device.value))
+        return [*metrics.families(), memory, *self.synthesizer.families()]
 
     def _pieces(self, script: NormalizedText, request: TTSRequest) -> list[Piece]:
         description = self.speaker.description
@@ -340,6 +354,7 @@ def run(
         cleanup.pop_all()
     recordings = FairPool(max_waiting=config.max_waiting_references, what="recordings")
     texts, short_texts = (FairPool(max_waiting=sys.maxsize, threads=TEXT_THREADS, what="texts") for _ in range(2))
+    voices.importer.start()
     return EngineRuntime(config, speaker, synthesizer, voices, references, planner, recordings, texts, short_texts)
 
 
@@ -350,9 +365,9 @@ def _pauses(request: TTSRequest, pieces: Sequence[Piece]) -> list[float | None]:
     return [before, *between, after]
 
 
-def vram(device: str | None) -> dict[str, float]:
+def vram(device: str) -> dict[str, float]:
     """Return used and total memory of a GPU in GB; zeros for other devices."""
-    if device is None or not device.startswith("cuda"):
+    if not device.startswith("cuda"):
         return {"used_gb": 0.0, "total_gb": 0.0}
     free, total = torch.cuda.mem_get_info(device)
     return {"used_gb": (total - free) / 1e9, "total_gb": total / 1e9}

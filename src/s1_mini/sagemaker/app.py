@@ -22,7 +22,7 @@ from s1_mini.server.state import state_in
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from s1_mini.server.engine import SpeechEngine
+    from s1_mini.speech_engine import SpeechEngine
 
 
 def make_container_app(

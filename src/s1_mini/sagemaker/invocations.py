@@ -58,7 +58,7 @@ from s1_mini.server.state import state_of
 from s1_mini.types import AudioFormat
 
 if TYPE_CHECKING:
-    from s1_mini.server.engine import SpeechEngine
+    from s1_mini.speech_engine import SpeechEngine
 
 router = APIRouter(tags=["sagemaker"])
 

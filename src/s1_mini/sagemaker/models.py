@@ -21,9 +21,9 @@ from s1_mini.sagemaker import invocations
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.sagemaker.state import container_of
 from s1_mini.server.bodies import read_json
-from s1_mini.server.engine import SpeechEngine
 from s1_mini.server.errors import ConflictError, InvalidError, NotFoundError
 from s1_mini.server.schemas import Strict
+from s1_mini.speech_engine import SpeechEngine
 from s1_mini.weights.directory import WORKING_SHARE, tensor_bytes
 
 logger = logging.getLogger(__name__)

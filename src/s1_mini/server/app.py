@@ -68,7 +68,7 @@ from s1_mini.server.state import ServerState, state_in
 from s1_mini.version import __version__
 
 if TYPE_CHECKING:
-    from s1_mini.server.engine import SpeechEngine
+    from s1_mini.speech_engine import SpeechEngine
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from s1_mini.server.polly import access_key
 from s1_mini.server.record import RequestLog, record_of
 
 if TYPE_CHECKING:
-    from s1_mini.server.engine import SpeechEngine
     from s1_mini.server.settings import ServerSettings
+    from s1_mini.speech_engine import SpeechEngine
     from s1_mini.types import EngineState
 
 PROBES = ("/ping", "/ready", "/health", "/metrics")  # need no key; load balancers may send any Host

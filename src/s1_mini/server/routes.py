@@ -56,7 +56,7 @@ from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import own_voice
 
 if TYPE_CHECKING:
-    from s1_mini.server.engine import SpeechEngine
+    from s1_mini.speech_engine import SpeechEngine
     from s1_mini.types import VoiceInfo
 
 speech_router, openai_router, voices_router = (APIRouter(tags=[tag]) for tag in ("speech", "openai", "voices"))

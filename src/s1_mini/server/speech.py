@@ -35,8 +35,8 @@ from s1_mini.server.voice_names import with_voice_names
 
 if TYPE_CHECKING:
     from s1_mini.core.output_queue import Output
-    from s1_mini.server.engine import SpeechEngine
     from s1_mini.server.settings import ServerSettings
+    from s1_mini.speech_engine import SpeechEngine
     from s1_mini.types import AudioChunk, SpokenMark, Word
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from s1_mini.server.state import ServerState
 from s1_mini.types import TTSRequest, VoiceInfo
 
 if TYPE_CHECKING:
-    from s1_mini.server.engine import SpeechEngine
     from s1_mini.server.settings import ServerSettings
+    from s1_mini.speech_engine import SpeechEngine
 
 MAX_NAME_LENGTH = 1000  # characters; no voice has a longer name, which would be slow to compare
 
