@@ -60,6 +60,8 @@ READ THE ACT.|read the act.
 She got three As, two Bs and some Cs.|She got three ays, two B's and some sees.
 The As and Bs are in front.|The ays and B's are in front.
 He has straight As.|He has straight ays.
+The three Rs, two Vs and an M.|The three R's, two V's and an M.
+At the FED, BAN THE BAR.|At the fed, ban the bar.
 Mind your Ps and Qs.|Mind your P's and cues.
 As I said, all As I know.|As I said, all As I know.
 ICE agents had a PET scan and a PIN.|ice agents had a pet scan and a PIN.

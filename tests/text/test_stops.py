@@ -86,6 +86,7 @@ Fruit, e.g. Apples, is good.|It was Lakers vs. Celtics.|See No. 5 and fig. 3.|Se
 St. John and Mt. Fuji|Rev. Dr. King|At 5 a.m. Mr. Smith went out.|By 5 p.m. (the deadline) we left.
 He is no. 1 in the world.|Art. 5 sec. 3 of the law|"We left at 6 p.m." he said.
 We stayed in the U.S. (United States).|ca. 1900|Let us meet Sun. afternoon.
+Last Sat. I slept.|In Jan. I'll move.|During Oct. Mr. Lee left.|Was it J. K. Rowling?|We met J. Smith.
 School Dist. 5 voted.|Tel. +1 212 555 0147|A 2 bdrm. flat|2 blks. to the park
 """
 
@@ -135,6 +136,8 @@ def test_no_sentence_ends_at_an_abbreviation_within_one() -> None:
         ("We went to the app. 5 stars!", "We went to the app. five stars!"),
         ("The room temp. is high.", "The room temperature is high."),
         ("I met Jan. She is nice.", "I met Jan. She is nice."),
+        ("Hello, Jan. How are you?", "Hello, Jan. How are you?"),
+        ("He moved to Elm St. Nobody knew.", "He moved to Elm Street. Nobody knew."),
         ("The Sun. It is hot.", "The Sun. It is hot."),
         ("The cat sat. Mon. came.", "The cat sat. Monday came."),
         ("He lives in Gary, Ind. now.", "He lives in Gary, Indiana now."),

@@ -62,7 +62,8 @@ from s1_mini.text.tags import blank_tags, without_tags
         ("&copy 2020, AT&ampT", "© 2020, AT&ampT"),
         (f"&#{'9' * 5000};", f"&#{'9' * 5000};"),
         # Raised digits are exponents.
-        ("10<sup>6</sup> m<sup>2</sup> 5<sup>th</sup> word<sup>1</sup> H<sub>2</sub>O", "10^6 m^2 5th word1 H2O"),
+        ("10<sup>6</sup> m<sup>2</sup> 5<sup>th</sup> H<sub>2</sub>O sin<sup>2</sup>", "10^6 m^2 5th H2O sin2"),
+        ("word<sup>1</sup> end.<sup><a href='#n'>[2]</a></sup>", "word[^1] end.[^[2]]"),
         # Signs that are not HTML, and tags that a text is about.
         ("if x < 5 and y > 3, a<b", "if x < 5 and y > 3, a<b"),
         ("x <y and y> z, I <3 you", "x <y and y> z, I <3 you"),

@@ -158,6 +158,14 @@ _HEART = re.compile(r"(?<!\S)<3+(?!\S)")
 _ZERO_WIDTH = re.compile("[\u200b-\u200f\ufe0e\ufe0f\u2060\ufeff\u00ad\u202a-\u202e]")
 
 
+# Marks of footnotes and references: "It ended.[1]", "the war¹", Markdown's [^1]; none of them is read.
+_NOTE = re.compile(
+    r"(?<=[.,;:!?\"'”])(?:\[(?:\d{1,3}(?:[,–-] ?\d{1,3}){0,5}|citation needed)\](?!\()|[⁰¹²³⁴-⁹]++(?!\w))++"
+    r"|(?<=[a-z]{4})[⁰¹²³⁴-⁹]++(?!\w)|^\[\^\w{1,30}\]:[ \t]*+|(?<=\S)\[\^\[?\w{1,30}\]{1,2}|\[\^\d{1,3}\]",
+    re.MULTILINE,
+)
+
+
 def read_html(text: str) -> str:
     """Return the visible text of HTML, with marks of Markdown; text without tags and entities stays as it is."""
     return unescaped(without_tags(text))
@@ -410,7 +418,7 @@ def _end_of_part(text: str, start: int) -> int:
 
 def _prepare(text: str, watch: Watch) -> str:
     """Remove markup, and unify the forms of digits, spaces, quotation marks and fractions."""
-    text = unicodedata.normalize("NFC", read_html(unified_lines(text)))
+    text = _NOTE.sub("", unicodedata.normalize("NFC", read_html(unified_lines(text))))
     if not text.isascii():
         text = _SPACES.sub(" ", text).translate(_MARKS)
         text = _FRACTIONS.sub(_fraction, text)

@@ -119,7 +119,8 @@ _MEASURES = (
     r"|feet|foot|inch|inches|pounds?|ounces?|hours?|minutes?|seconds?|months?|weeks?|years?|times|x|by|to|and|or|percent)\b"
 )
 UNITS = (
-    "ft|in|yds?|mi|sq|cu|lbs?|oz|pt|qt|gal|tbsp|tsp|hrs?|mins?|secs?|yrs?|wks?|mos?|km|cm|mm|kg|mg|ml|fl|deg|doz|cal"
+    "ft|in|yds?|mi|sq|cu|lbs?|oz|pt|qt|gal|tbsp|tsp|hrs?|mins?|secs?|yrs?|wks?|mos?|km|cm|mm|kg|mg|ml|fl|deg|doz|cal|"
+    "pct|pkgs?|pkts?"
 )
 
 _AFTER = re.compile(
@@ -140,7 +141,7 @@ _DATE = re.compile(
     r"\d{1,2}(?:st|nd|rd|th)?,? (?:of )?(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)|\d{1,4}[-/]\d"
 )
 _INTRODUCED = re.compile(
-    r"(?:^|[.!?]\s{1,3}|\n)(?:At|On|In|By|Around|About|Since|Until|Before|After|From|Every|Last|Next|This|Late|Early)\s"
+    r"(?:^|[.!?]\s{1,3}|\n)(?:At|On|In|By|During|Through|From|Around|About|Since|Until|Before|After|Every|Last|Next|This|Late|Early)\s"
     r"(?:(?:about|around|exactly|nearly|early|late|the|morning|of|night)\s){0,2}[\d:.]{0,5}\s?\S{0,6}$"
 )
 _INGREDIENT = re.compile(r"(?:tbsp|tsp|oz|lbs?|k?g|ml|pt|qt|gal)$", re.IGNORECASE)
@@ -173,6 +174,9 @@ def _is_before_capital(text: str, start: int, after: re.Match[str], kind: Kind) 
     if len(word) == 1 and word != "I" and text.startswith(".", after.end()):  # an initial
         return kind in ("half", "day", "month", "unit")
     if is_starter:
+        before = text[max(0, start - 50) : after.start("close") - 1]
+        if re.fullmatch("I(?:['’].*)?", word) and _INTRODUCED.search(before):
+            return False  # On Mon. I worked
         return kind != "title" or word.lower() not in _NAMED_ALIKE
     return _is_before_name(text, start, after, kind)
 
@@ -217,8 +221,12 @@ def _is_after_letters(text: str, start: int, after: re.Match[str]) -> bool:
 
 
 _STREET = re.compile(r"\b(?:on|at|down|up|along|\d{1,5}\w?)\s(?:[NSEW]\.?\s|St\. )?(?:[A-Z]\w{0,20}\s){1,3}$")
+_NEXT_WORD = re.compile(r"\.\s([A-Z][\w']{0,20})")
+_CAPITALISED = re.compile(r"[a-z]\s[A-Z][a-z]{1,20}\s$")
 _SAINT_BEFORE = re.compile(r"\b(?:St|Saint)\.?\s$")
-_NOUNS = frozenset(words("app fig art sec ref op para ext"))  # abbreviations that are also words after an article
+_NOUNS = frozenset(
+    words("pop arts app fig art sec ref op para ext")
+)  # abbreviations that are also words after an article
 _SAYS_NO = frozenset(
     words("is was said says say saying answer answered replied or yes a firm flat clear simple no means meant be voted")
 )
@@ -231,7 +239,10 @@ _PLURAL = re.compile(
 def is_street(text: str, start: int) -> bool:
     """Return whether "St" or "Dr" at `text[start]` follows the name of a street: 12 Elm St., not St. John."""
     before = text[max(0, start - 60) : start]
-    return _STREET.search(before) is not None and _SAINT_BEFORE.search(before) is None
+    following = _NEXT_WORD.match(text, start + 2)
+    is_last = following is not None and following[1].lower() in _STARTERS - _NAMED_ALIKE
+    is_last = is_last and _CAPITALISED.search(before) is not None  # He moved to Main St. Nobody knows why.
+    return (is_last or _STREET.search(before) is not None) and _SAINT_BEFORE.search(before) is None
 
 
 def is_numbered(text: str, start: int, stop: int) -> bool:

@@ -30,6 +30,7 @@ _IS_HIDDEN = re.compile(
 )
 _NAMED = re.compile(r"<(/?)([A-Za-z][\w:-]*+)(?=[\s/>])[^<>]*+>?")
 _ADJACENT = re.compile(r"</(?:a|label)>(?=<(?:a|label)\b)", re.IGNORECASE)
+_BEFORE_NOTE = re.compile(r"[.,;:!?\"'”]\Z|[a-z]{4}\Z")
 _EXPONENT = re.compile(r"(?:\d|\)|(?<![^\W\d_])[A-Za-zµ]{1,2})\Z")
 
 _BLOCKS = frozenset(
@@ -205,7 +206,7 @@ class _Output:
             self.parts.append(" " if not self.parts or self.parts[-1][-1] in ",.;:!?" else ", ")
 
     def last(self) -> str:
-        return self.parts[-1][-3:] if self.parts and not self.num_breaks else ""
+        return self.parts[-1][-4:] if self.parts and not self.num_breaks else ""
 
     def text(self) -> str:
         return "".join(self.parts)
@@ -242,3 +243,7 @@ def _lay_out(output: _Output, tag: str, following: str) -> None:
         output.add(" ")
     elif tag == "sup" and following.isdecimal() and _EXPONENT.search(output.last()):
         output.add("^")  # 10<sup>6</sup> is a power, not 106
+    elif tag == "sup" and not following.isalpha() and _BEFORE_NOTE.search(output.last()):
+        output.add("[^")  # a footnote, in Markdown
+    elif tag == "/sup" and output.parts[-2:-1] == ["[^"]:
+        output.add("]")

@@ -27,7 +27,7 @@ _BEFORE_NUMBER = table(
     "figs=figures, sec=section, eq=equation, art=article, para=paragraph, app=appendix, apt=apartment, ste=suite, "
     "ext=extension, tel=telephone, est=established, rm=room, bldg=building, fl=floor, rte=route, rt=route, "
     "jct=junction, ref=reference, tbl=table, qty=quantity, ca=circa, c=circa, approx=approximately, op=opus, "
-    "ver=version"
+    "ver=version, pop=population, rev=revision, arts=articles"
 )
 _ANYWHERE = table(
     "etc=et cetera, e.g=for example, i.e=that is, vs=versus, cf=compare, viz=namely, approx=approximately, "
@@ -38,8 +38,8 @@ _ANYWHERE = table(
     "mgr=manager, incl=including, excl=excluding, qty=quantity, pkg=package, doz=dozen, attn=attention, hrs=hours, "
     "mins=minutes, secs=seconds, wk=week, wks=weeks, yrs=years, mos=months, pts=points, std=standard, "
     "orig=original, alt=alternate, mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, rm=room, "
-    "bldg=building, eds=editors, acct=account, ctrl=control, cmd=command, esc=escape, "
-    "blk=block, blks=blocks, bdrm=bedroom, bdrms=bedrooms, tel=telephone, elev=elevation"
+    "bldg=building, eds=editors, acct=account, ctrl=control, cmd=command, esc=escape, m.p.h=miles per hour, "
+    "r.p.m=revolutions per minute, blk=block, blks=blocks, bdrm=bedroom, bdrms=bedrooms, tel=telephone, elev=elevation"
 )
 _SLASHED = table(
     "w/o=without, w/=with, b/c=because, 24/7/365=twenty-four seven three sixty-five, c/o=care of, w/out=without, "
@@ -101,8 +101,14 @@ _INSIDE = re.compile(
 )
 _SHORT = _SHORT_DAYS | _SHORT_MONTHS
 _SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?\s?[-–]\s?({_one_of(_SHORT)})\b\.?")
+_NAMES = "|".join((*MONTHS, *DAYS))
+_PERIOD = f"(?:{'|'.join(MONTHS)}|Q[1-4])"
+_NAMED_SPAN = re.compile(
+    rf"(?<![\w-])({_NAMES})[-–](?=(?:{_NAMES})\b)"
+    rf"|(?<![\w-])({_PERIOD}(?:,? \d{{4}})?) ?[-–] ?(?={_PERIOD},? \d{{4}}\b)"
+)
 _MONTH = re.compile(
-    rf"(?<![\w.'-])({_one_of(_SHORT_MONTHS)})"
+    rf"(?:(?<![\w.'-])|(?<=\d[-–])|(?<=[Mm]id-))({_one_of(_SHORT_MONTHS)})"
     rf"(?:(?<=\d [A-Z]..)(?<!May)(?!\w)\.?|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}}|'\d\d)(?![\w:.%])))"
 )
 _NUMBERED = re.compile(
@@ -118,7 +124,7 @@ _AFTER_MINUTE = re.compile(
 _PAIRED = re.compile(r"\b(?:min|max)\w{0,5}\.?,? ?(?:and|or|/|&) ?$", re.IGNORECASE)
 _JAN_BEFORE = re.compile(
     r"(?:\b(?:in|on|by|since|until|till|of|early|late|mid|last|next|this|from|to|through|and|or|every|each|before|after|"
-    r"during|around)|[\d,(:/–-])\s?$",
+    r"during|around)|\d,|[\d(:/–-])\s?$",
     re.IGNORECASE,
 )
 _NAME_BEFORE = re.compile(
@@ -133,7 +139,10 @@ _EDITION = re.compile(r"(?<=\d(?:st|nd|rd|th) )(ed|fl)\.|(?<=\b(?:first|third|si
 _DEGREE = re.compile(
     r"(?<![\w.'-])([BM])\.(Sc|Eng|Ed|Tech|Com|Arch|Phil)\.|(?<![\w.'-])(D)\.(Phil|Sc)\.|(?<![\w.'-])(LL)\.([BM])\."
 )
-_OFFICE = re.compile(r"\b(Sec|Dir)\.(?= (?:of|Gen)\b)")
+_OFFICE = re.compile(
+    r"\b(Sec|Dir|Gov|Pres|Prof|Supt|[Nn]os?)\.(?= (?:of(?! course)|Gen)\b)"
+    r"|(?<![\w.'-])(amb|atty|capt|dir|gen|gov|hon|maj|pres|prof|rep|sen|sgt|supt)\.(?= [a-z])"
+)
 _DAY_PAIR = re.compile(r"(?<![\w.'-])(Sat|Sun)\.?(?= ?(?:&|and|/) (?:Sat|Sun|Mon|Fri))|(?<=[&/] )(Sat|Sun)\.(?!\w)")
 _VERSUS = re.compile(
     r"(?<![\w.'-])((?:[A-Z][\w'&-]{1,30}|[A-Z]\.[A-Z])\.?) v\.? (?=(?:[A-Z][a-z]|[A-Z]\.[A-Z]|United)\w)"
@@ -154,9 +163,6 @@ _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECA
 _UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc|bdrms?|blks?)(?![\w./])")
 _LETTERS = re.compile(r"(?<![\w.'-])((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
-_INITIAL_BEFORE = re.compile(
-    r"(?:^|[\n(\"'“,;:]|[.!?][\"')]?(?=\s)|\b(?:by|and|with|from|of|to|for|[A-Z][\w'-]{0,40}\.?))\s{0,45}$"
-)
 DIRECTIONS = table("N=North, S=South, E=East, W=West")
 _ANY_STREET = rf"(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b"
 _DIRECTION = re.compile(
@@ -203,6 +209,8 @@ def _dotted(found: re.Match[str]) -> str:
     word, before = found[1].lower(), text_before(found, 34)
     if word in _AFTER_A_NAME and found[1].islower() and not _NAME_BEFORE.search(before):
         return found.group()
+    if word in ("wk", "pkg") and before[-2:-1].isdecimal():
+        return found.group()  # a unit
     length = _LENGTHS.get(word) if _OF_LENGTH.match(text_after(found, 30)) else None
     if word in _ADJECTIVES and not (length or _QUALIFIES.match(text_after(found, 12)) or _QUALIFIED.search(before)):
         return found.group()
@@ -250,6 +258,7 @@ def _lower(found: re.Match[str]) -> str:
 
 def _city_state(found: re.Match[str]) -> str:
     is_certain = found[1] not in ("Pa", "La", "Del", "Miss", "Mo") or _CITY.search(text_before(found, 60))
+    is_certain = is_certain or re.match(",| [a-z]", text_after(found, 2))
     return _CITY_STATES[found[1]] + _stop(found) if is_certain else found.group()
 
 
@@ -277,7 +286,7 @@ def _saint_or_doctor(found: re.Match[str]) -> str:
 
 
 def _initial(found: re.Match[str]) -> str:
-    is_name = _INITIAL_BEFORE.search(text_before(found, 45)) and not is_spelled(found.string, found.start())
+    is_name = not is_spelled(found.string, found.start())
     is_name = is_name and not is_final(found.string, found.start(), found.end(), "letters")
     return f"{found[1]} " if is_name else found.group()
 
@@ -317,11 +326,12 @@ def read_abbreviations(text: str) -> str:
     text = _STREET.sub(_street, text)
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}", text)
     text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(_title, text)))
+    text = _NAMED_SPAN.sub(lambda found: f"{found[1] or found[2]} to ", text)
     if "." not in text and "№" not in text:
         return _UNDOTTED.sub(_undotted, text)
     text = _SPOONS.sub(_spoons, _ESTIMATED.sub(lambda found: f"{_cased('estimated', found[1])}", text))
     text = _DOCTORS.sub(f"P H {letter_with_s('D')}", text)
-    text = _OFFICE.sub(lambda found: "Secretary" if found[1] == "Sec" else "Director", _DEGREE.sub(_degree, text))
+    text = _OFFICE.sub(_office, _DEGREE.sub(_degree, text))
     text = _EDITION.sub(lambda found: ("edition" if "ed" in found.groups() else "floor") + _stop(found), text)
     text = _CITY_STATE.sub(_city_state, _NUMBERED.sub(_numbered, text))
     text = _AT_START.sub(r"\1imum", text)
@@ -334,6 +344,12 @@ def _spoons(found: re.Match[str]) -> str:
     name = {"c": "cup", "T": "tablespoon", "t": "teaspoon"}[found[2]]
     is_one = found[1] == "1" or re.fullmatch(r"\d{1,2}/\d{1,2}|[½¼¾⅓⅔]", found[1])
     return f"{found[1]} {name}{'' if is_one else 's'}"
+
+
+def _office(found: re.Match[str]) -> str:
+    word = (found[1] or found[2]).lower()
+    said = "secretary" if word == "sec" else _BEFORE_NUMBER.get(word) or _TITLES[word.title()].lower()
+    return _cased(said, found[1] or "")
 
 
 def _degree(found: re.Match[str]) -> str:

@@ -87,12 +87,15 @@ _SHORT_DATE = re.compile(
     r"(?![\w/%]|[.,]\d|-\d| of\b)"
 )
 _DATED = re.compile(rf"\b(?:{'|'.join(DAYS)}),? $")
-_MONTH_OF_YEAR = re.compile(r"(?<![\w/.,$£€-])(0?[1-9]|1[0-2])/((?:19|20)\d\d)(?![\w/%]|[.,]\d|-\d)")
+_MONTH_OF_YEAR = re.compile(
+    r"(?<![\w/.,$£€-])(?:(0?[1-9]|1[0-2])/|(0[1-9]|1[0-2])-(?!2000))((?:19|20)\d\d)(?![\w/%]|[.,]\d|-\d)"
+)
 _DASHED = re.compile(
     rf"(?<![\w.,/-])({_DAY})-({'|'.join(month[:3] for month in MONTHS)})[a-z]{{0,6}}-({_YEAR}|\d\d)(?![\w-])",
     re.IGNORECASE,
 )
-_YEAR_MONTH = re.compile(r"(?<![\w/.,$£€-])((?:19|20)\d\d)([-/])(0[1-9]|1[0-2])(?![\w/%]|[.,]\d|-\d)")
+_YEAR_MONTH = re.compile(r"(?<![\w/.,$£€-])((?:1[7-9]|20)\d\d)([-/])(0[1-9]|1[0-2])(?![\w/%]|[.,]\d|-\d)")
+_MONTH_JOINED = re.compile(rf"(?<![\w-])({_MONTH}|Sept|{'|'.join(month[:3] for month in MONTHS)})-(?=(?:19|20)\d\d\b)")
 _BETWEEN_DATES = re.compile(r"(?<=\d-\d\d)(?:\s?[–—]\s?|\s-\s)(?=\d{4}-\d\d(?!\d))")
 _SAYS_MONTH = re.compile(
     r"\b(?:dated?|released?|published|updated|created|issued?|expires|month|version|as of|until|till|"
@@ -233,7 +236,8 @@ def read_dates(text: str) -> str:
     text = _DASHED.sub(_dashed, _YEAR_MONTH.sub(_year_month, text))
     if "/" in text:
         text = _SHORT_DATE.sub(_short_date, text)
-        text = _MONTH_OF_YEAR.sub(lambda found: f"{MONTHS[int(found[1]) - 1]} {_year(found[2])}", text)
+    text = _MONTH_OF_YEAR.sub(lambda found: f"{MONTHS[int(found[1] or found[2]) - 1]} {_year(found[3])}", text)
+    text = _MONTH_JOINED.sub(lambda found: next(month for month in MONTHS if month[:3] == found[1][:3]) + " ", text)
     text = _DAY_MONTH.sub(_day_month, _MONTH_DAY.sub(_month_day, text))
     text = _MONTH_YEAR.sub(lambda found: f"{found[1]} {_year(found[2])}", text)
     text = _SHORT.sub(lambda found: "oh " * (found[1][0] == "0") + cardinal(int(found[1])), text)

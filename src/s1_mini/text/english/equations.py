@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from s1_mini.text.english.measures import UNITS, plural
+from s1_mini.text.stops import is_final
 from s1_mini.text.tables import signs, text_after, words
 
 _NAMES = signs(
@@ -91,6 +92,7 @@ _MINUS = re.compile(r"(?<=[\w)²³]) [-–−] (?=[\w(])")
 _MINUS_OF_LETTERS = re.compile(r"(?<=\b[a-z]) [-–−] (?=[a-z\d]\b)|(?<=\(\d) [-–−] (?=[a-z]\b)")
 _OVER = re.compile(r"(?<=[\w)²³]) ?/ ?(?=[\w(])")
 _OVER_OF_LETTERS = re.compile(r"(?<=\b\w) / (?=\w\b)|(?<=[\da-z]\)) ?/ ?(?=\d)")
+_OUT_OF = re.compile(r"(?<=\d) / (?=(?:5|10|20|50|100)(?![\w/]|[.,]\d| ?[=/]))")
 _POWER = re.compile(r"(?<=[\w)]) ?\^ ?[({]?([-−]?)([A-Za-z])[)}]?(?!\w)")
 _NEGATIVE = re.compile(r"(?<=[=(+*/] )-(?=[a-z]\b)")
 _EQUALS = re.compile(r"(?<![=<>!\w])\s?=(?![=>])|(?<=\w)=(?=[\w-])")
@@ -110,6 +112,10 @@ _RATE = re.compile(
 )
 _COUNT_RATE = re.compile(r"(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year)(?![\w/\\]|\.\w)")
 _AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")
+_ONE_UNIT = re.compile(
+    r"(?<=\bper )(lb|oz|gal|kg|km|mi|hr|yd|cm|mm|ml|mg|sec)\b(?!/)\.?"
+    r"|(?:(?<=\b[Aa]n )|(?<=\b[Aa] )|(?<=\b[Oo]ne ))(lb|oz|gal|hr|yd|mi|pt|qt|tsp|tbsp|pkg|pkt)\.(?= [a-z])"
+)
 _OTHER_UNITS = {"s²": "second squared", "N": "newton", "Mbit": "megabit", "Gbit": "gigabit"}
 
 
@@ -121,6 +127,7 @@ def read_equations(text: str) -> str:
     if "(" in text:
         text = _FUNCTION.sub(r"\1 of \2", text)
     if "/" in text:
+        text = _OUT_OF.sub(lambda found: found.group() if _is_in_equation(found) else "/", text)
         text = _OVER_OF_LETTERS.sub(" over ", text)
     if "²" in text or "³" in text:
         text = _SQUARED_LETTERS.sub(_squared, text)
@@ -173,7 +180,13 @@ def read_bare_units(text: str) -> str:
     if "/" in text:
         text = _RATE.sub(lambda found: f"{plural(_unit(found[1]))} per {_unit(found[2])}", text)
         text = _COUNT_RATE.sub(lambda found: f" per {_unit(found[1])}", text)
+    text = _ONE_UNIT.sub(_one_unit, text)
     return _AREA.sub(lambda found: plural(UNITS[found.group()]), text)
+
+
+def _one_unit(found: re.Match[str]) -> str:
+    is_end = found.group().endswith(".") and is_final(found.string, found.start(), found.end(), "unit")
+    return UNITS[found[1] or found[2]] + "." * is_end
 
 
 def _unit(unit: str) -> str:

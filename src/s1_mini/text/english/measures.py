@@ -37,11 +37,14 @@ UNITS |= {unit.replace(" ", ". ", 1): name for unit, name in UNITS.items() if un
 UNITS |= table(
     "hp=horsepower, bhp=brake horsepower, K=kelvin, kms=kilometer, kgs=kilogram, Tbsp=tablespoon, Tsp=teaspoon, "
     "ly=light year, qts=quart, gals=gallon, yds=yard, ozs=ounce, tbsps=tablespoon, tsps=teaspoon, "
-    "doz=dozen, ft²=square foot, ft³=cubic foot, in²=square inch, mi²=square mile"
+    "doz=dozen, pct=percent, mo=month, mos=month, wk=week, wks=week, pkg=package, pkgs=package, pkt=packet, "
+    "pkts=packet, ft²=square foot, ft³=cubic foot, in²=square inch, mi²=square mile"
 )
 UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}
 _IRREGULAR = {"foot": "feet", "inch": "inches"}
-_INVARIANT = frozenset(words("hertz kilohertz megahertz gigahertz terahertz bar dozen kelvin horsepower")) | {"P S I"}
+_INVARIANT = frozenset(words("percent hertz kilohertz megahertz gigahertz terahertz bar dozen kelvin horsepower")) | {
+    "P S I"
+}
 UNIT = "|".join(re.escape(unit) for unit in sorted(UNITS, key=len, reverse=True))
 
 
@@ -75,12 +78,15 @@ _NOUN = re.compile(
     r"below|with|for|when|but|if|then|so|as|per|are|were|has|than|taller|shorter|longer|wider|higher|deeper|underwater|"
     r"each|more|less|while|because|before|after|between|over|under|into|through|ago|behind|square|total|later|outside|inside|overnight|today|yesterday|tonight|daily|hit|fell|will|can|now|too)\b)[A-Za-z]"
 )
+_PIECES = re.compile(rf"(?= [a-z]){_NOUN.pattern}")
 _QUOTED = re.compile(r"(?<!\w)'(?=[A-Za-z]|\d{1,9} [a-z])(?:[^'\n]|(?<=\w)'(?=\w))*+$")
 _OF_SIZE = re.compile(r"(\d)(?:\"|″|'')(?= by [\d/ -]{1,8}(?:″|''))|(\d)'(?= by \d{1,3}')")
 _ARTICLE = re.compile(r"\b(?:an?|the|this|that|his|her|our|my|your) $", re.IGNORECASE)
 _KIND = re.compile(
     r" (?:race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
-    r"line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|beam|monitor|lens|engine|motor|tank|V)\b"
+    r"bucket|jar|box|jug|pot|packet|carton|tub|tin|barrel|keg|line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|"
+    r"beam|monitor|lens|engine|motor|tank|V)s?\b"
+    r"|(?:(?<=oz)|(?<=oz\.)) cans?\b"
 )
 _CROWD = re.compile(
     r"(?<=\d)m(?= (?:people|users|views|followers|copies|customers|subscribers|downloads|jobs|homes)\b)"
@@ -116,7 +122,6 @@ _HYPHENATED_UNIT = re.compile(r"(?:(?<=/\d)|(?<=/\d\d))-(in|ft|lb|oz|yd|gal|mi|q
 _LENGTHS = re.compile(r"(?:(?<=\d″)\s?[-–]\s?(?=\d{1,3}['″])|(?<=\d')[-–](?=\d{1,3}'))")  # 5'10"-6'
 _STONE = re.compile(r"(?<![\w.,])(\d{1,2}) ?st\.? (?=\d{1,2} ?lbs?\b)")
 _DEGREES = re.compile(r"(?<=\d) ?deg\.? ?(?=[CF]\b)")
-_PER_UNIT = re.compile(r"(?<=\bper )(lb|oz|gal|kg|km|mi|hr|yd|cm|mm|ml|mg|sec)\b(?!/)\.?")
 _PAIRS = {(24, 7), (20, 20), (7, 11), (7, 7), (11, 11)}
 # A number of points out of the highest: after words such as "rated", before "stars", after a label.
 _RATED = frozenset(
@@ -159,14 +164,14 @@ def _fraction(found: re.Match[str]) -> str:
     if whole and above >= below and found.group()[len(whole)] in "-–":
         return f"{written(whole)} to {written(found[2])} over {written(found[3])}{rest}"
     said = None if whole or unit else _score(found, above, below)
-    if said is None and (below < 2 or below > 1000 or not 1 <= above <= 19):
+    if said is None and (below < 2 or below > 1000 or not 1 <= above <= max(19, below * (below in _INCH_FRACTIONS))):
         said = f"{written(whole) + ' ' if whole else ''}{written(found[2])} over {written(found[3])}"
     elif said is None:
         is_joined = not (whole or unit) and re.match("-[a-z]", text_after(found, 2)) is not None  # a 3/4-inch nail
         said = f"{cardinal(above)} {part_of(below) if above == 1 or is_joined else parts_of(below)}"
         if whole:
             said = f"{written(whole)} and {'a half' if (above, below) == (1, 2) else said}"
-        if found[5] and is_noun:
+        if unit == "in" and is_noun:
             said = f"{said} inch"  # three-quarter inch plywood
         elif unit:
             said = f"{said} {plural(UNITS[unit])}" if whole else _part_of(said, UNITS[unit])
@@ -274,7 +279,12 @@ def _measure(found: re.Match[str]) -> str:
     if _is_exponent(found, 2):
         return f"{sign or ''}{number} {plural(name)}"
     said = f"{scaled(number, scale)} to {written(last)}" if last else scaled(number, scale)
-    is_kind = gap == "-" or is_adjective(found) or _KIND.match(found.string, found.end())
+    is_kind = (
+        gap == "-"
+        or (unit in ("ft", "in") and _PIECES.match(text_after(found, 14)))
+        or is_adjective(found)
+        or _KIND.match(found.string, found.end())
+    )
     is_one = is_kind or (not last and not scale and number == "1")
     stop = "." if dot and is_final(found.string, found.start(), found.end(), "unit") else ""
     return f"{APPROXIMATE.get(sign, '')}{said} {name if is_one else plural(name)}{stop}"
@@ -285,12 +295,7 @@ def _is_length(found: re.Match[str]) -> bool:
     before = text_before(found, 6)
     after = text_after(found, 6)
     is_followed = re.match(r" (?:x|by|tall|long|wide|high|deep)\b", after) is not None
-    return found[6] == "in" and (before.endswith(("feet ", "foot ")) or is_followed)
-
-
-def _per_unit(found: re.Match[str]) -> str:
-    is_end = found.group().endswith(".") and is_final(found.string, found.start(), found.end(), "unit")
-    return UNITS[found[1]] + "." * is_end
+    return found[6] == "in" and (before.endswith(("feet ", "foot ", "ft ", "ft. ")) or is_followed)
 
 
 def _rate(found: re.Match[str]) -> str:
@@ -344,6 +349,5 @@ def read_measures(text: str) -> str:
     if "'" in text:
         text = _FEET_ALONE.sub(_feet_alone, _FEET.sub(_feet, text))
     text = _CROWD.sub(" million", _DEGREES.sub("°", _STONE.sub(r"\1 stone ", text)))
-    text = _PER_UNIT.sub(_per_unit, text)
     text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))
     return _INCHES.sub(_inches, text).replace("″", '"') if "″" in text or "''" in text else text

@@ -193,7 +193,7 @@ _ORDINAL = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)(?:st|nd|rd|th)\b")
 # Digits in groups of three. A hyphen may follow before another grouped number or a noun: 10 000-metre.
 _SPACED = re.compile(
     r"(?<![\w.,+/:'])(?:(?<!\w-)|(?<= \d{3}-))(?<!\d )(?<!\d\) )(?<!/ )"
-    r"[1-9]\d{0,2}(?: \d{3})++(,\d\d?(?!\d))?(?! ?\d|,\d|-\d(?!\d{0,2} \d{3})|[.]\d{3}(?!\d))"
+    r"[1-9]\d{0,2}(?: \d{3})++(,\d\d?(?!\d))?(?! ?\d|,\d|-\d(?!\d{0,2} \d{3}))"
 )
 # A decimal comma before a scale, a percentage or a unit: 2,3 million, 37,5 °C.
 _COMMA = re.compile(
@@ -221,14 +221,17 @@ def _range(found: re.Match[str]) -> str:
     is_spaced = bool(found[2] and found[3]) and "-" in found.group()
     falls = float(found[4].replace(",", "")) < float(found[1].replace(",", ""))
     is_subtraction = is_spaced and (falls or "=" in text_after(found, 20))
-    if not is_subtraction and (found[1] == found[4] or _is_split(found)):
-        return f"{found[1]} "  # fifty-fifty, a 2-2 draw, a 70-30 split
+    is_code = re.match(r"0\d", found[4]) is not None and found[1][0] != "0"
+    is_code |= falls and len(found[1]) == 4 and len(found[4]) <= 2 and found[1].isdecimal()
+    if not is_subtraction and (found[1] == found[4] or is_code or _is_split(found)):
+        return f"{found[1]} "  # fifty-fifty, a 2-2 draw, a 70-30 split, part 1234-05
     return f"{found[1]} {'minus' if is_subtraction else 'to'} "
 
 
 _SPLIT_BEFORE = re.compile(r"\b(?:an?|the|this|that|our|your|their) $", re.IGNORECASE)
 _SPLIT_AFTER = re.compile(r"\d{1,3} [a-z]")
 _SPLIT_NOUN = re.compile(r"\d{1,3} (?:rule|principle|split|mix|blend|ratio|chance|basis)\b")
+_PLAY = re.compile(r"[1-9] (?:punch|combo|combination|defen[cs]e|formation|zone|press|pick)\b")  # a 3-4 defense
 
 
 def _is_split(found: re.Match[str]) -> bool:
@@ -237,6 +240,8 @@ def _is_split(found: re.Match[str]) -> bool:
     is_hundred = all(map(str.isdecimal, parts)) and sum(map(int, parts)) == 100 and not found[2]
     is_named = _SPLIT_NOUN.match(found.string, found.end(3)) is not None
     is_adjective = _SPLIT_AFTER.match(found.string, found.end(3)) is not None
+    if _PLAY.match(found.string, found.end(3)) is not None:
+        return True
     return is_hundred and (is_named or (is_adjective and _SPLIT_BEFORE.search(text_before(found, 6)) is not None))
 
 

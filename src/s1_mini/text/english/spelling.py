@@ -48,6 +48,9 @@ SHORT = frozenset(
         "WEB WIG ZIP FUN GET GOD GOT GUN GUY HAD HAS HAT HER HEY HIM HIS HIT HOT HOW ICE ITS JOB JOY KEY KID LAW LAY "
         "LEG LET LIE LOT LOW MAD MAN MAP MAY MEN MET MOM MR MRS MS MUM NEW NOR NOW ODD OFF OIL OLD ONE OUR OUT OWN "
         "PAY PUT RAN RED RUN SAD SAT SAW SAY SEA SEE SET SEX SHE SIR SIT SIX SKY SON SUN TAX TEA TEN TIE TOO TOP TRY "
+        "ARC ASH AXE BAN BAR BAT BAY BEE BEG BIN BOW BUD BUN CAB CUE DIM ELF ELM FED FIG FIR FLU FOG FRY FUR GAG HAM "
+        "HAY HEN HIP HOP HUT ICY ILL INK IVY JAW JOG JUG KIT LAD LIT MAT MOB MOP MUG NAP NUN OAK OAR OWL PAL PAW PEA "
+        "PIN POP PUB RAG RIB RIM ROB ROD RUM SEW SHY SOB SPY SUE TAG TOE TUB TUG VET WED YAY YEP "
         "ACE PAC TWO USE VAN WAR WAS WAY WET WHY WIN WON YET YOU ZOO"
     )
 )
@@ -262,7 +265,7 @@ _PLURAL_AFTER = re.compile(r"\b(?:took|takes?|for|after|within|every|waits?|in|l
 _NUMBERED_ERS = re.compile(r"(?<![\w.,-])(\d\d)ers\b")  # 49ers
 _FOURS = re.compile(r"(?<![\w.,])(\d{1,2})[x×](\d{1,2})s(?!\w)")  # 4x4s
 _MODEL_PLURAL = re.compile(
-    r"(?:(?<=[GR]TX )|(?<=Model )|(?<=PlayStation ))(\d{1,4})s(?!\w)|(?<=iPhone )(\d{1,2})s(?!\w)"
+    r"(?:(?<=[GR]TX )|(?<=Model )|(?<=PlayStation )|(?<=iPhone )(?![456]s))(\d{1,4})s(?!\w)|(?<=iPhone )([456])s(?!\w)"
 )
 _GRAPHICS = re.compile(
     r"(?:(?<=\bRX )|(?<=[GR]TX )|(?<=GeForce )|(?<=Radeon )|(?<=\bForm )|(?<=\bForms ))(\d{4})(?!\w)"
@@ -495,7 +498,7 @@ _SMALL = frozenset(each.lower() for each in SPELT if len(each) > 2 and not re.se
 _SMALL_INITIALISM = re.compile(rf"(?<![\w'./@-])(?:{'|'.join(sorted(_SMALL))})(?![\w'/@-]|\.\w)")  # html
 _LETTERS_OF = re.compile(  # two Bs, straight As
     r"(?<![\w'.&-])(?!Ps\.)(?:([BCDFGHJKLNPQTWXYZ])s(?![\w'-]|\.? ?\d)|((?i:the|straight|all|mostly|two|three|four|"
-    r"five|six|seven|eight|nine|ten|\d{1,2}) )As(?= (?:and|or|but|in|on|for|from|this)\b|[.,;:!?)]|$))",
+    r"five|six|seven|eight|nine|ten|\d{1,2}) )([ARSV])s(?= (?:and|or|but|in|on|for|from|this)\b|[.,;:!?)]|$))",
     re.MULTILINE,
 )
 _CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})(s'(?=\s)|s|'s|ed|ing)?(?![\w])(?:-(?=[A-Z]\b))?")
@@ -600,7 +603,7 @@ def read_acronyms(text: str) -> str:
     text = _JOINED.sub(lambda found: " and ".join(" ".join(part) for part in found[1].split("&")), text)
     text = _SMALL_INITIALISM.sub(lambda found: " ".join(found.group().upper()), text)
     text = _LETTERS_OF.sub(
-        lambda found: letter_with_s(found[1]) if found[1] else f"{found[2]}{letter_with_s('A')}", text
+        lambda found: letter_with_s(found[1]) if found[1] else f"{found[2]}{letter_with_s(found[3])}", text
     )
     return _CAPITALS.sub(_capitals, text)
 
