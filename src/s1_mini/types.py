@@ -11,7 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, Unpack, cast, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Self,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from s1_mini.exceptions import ParameterError
 from s1_mini.text_stream import TextStream
@@ -64,11 +76,72 @@ MAX_PAUSES_LENGTH = 500  # characters of pauses given as text
 JOINED_SENTENCE_S, JOINED_END_S = 0.05, 0.1
 
 MAX_LANGUAGE_LENGTH = 64  # characters
-MAX_INSTRUCTIONS_LENGTH = 4_000  # characters
+MAX_INSTRUCTIONS_LENGTH = 4_000
 
 MAX_LEXICON_ENTRIES = 256  # of one request
 MAX_LEXICON_LENGTH = 200  # characters of a word or a respelling
 MAX_LEXICON_LINES_LENGTH = MAX_LEXICON_ENTRIES * 2 * MAX_LEXICON_LENGTH  # characters of a request's lexicon as lines
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option of requests: it is checked, and commands and the HTTP API describe it."""
+
+    name: str
+    kind: Any  # its type, without None
+    is_optional: bool  # whether it may be None
+    default: Any  # None also for a default that is made for each object
+    help: str
+    low: float | None = None  # least value
+    high: float | None = None  # greatest value; of a text, its length
+    excludes_low: bool = False
+    without: str = ""  # what applies without a value, unless `default` says it
+
+    def check(self, options: object) -> None:
+        """Check the field of `options` and make a number Python's own. Raises `ParameterError`."""
+        value = getattr(options, self.name)
+        if value is None and self.is_optional:
+            return
+        if get_origin(self.kind) is Literal:
+            check_choice(self.name, value, self.kind)
+        elif self.kind is str and self.high is not None:
+            check_string(self.name, value, int(self.high))
+        elif self.low is not None and self.high is not None:
+            if self.kind is int:
+                check_integer(options, self.name, int(self.low), int(self.high))
+            else:
+                check_range(options, self.name, self.low, self.high, open_below=self.excludes_low)
+
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    excludes_low: bool = False,
+    without: str = "",
+    **more: Any,
+) -> Any:
+    """Return the field of an option, described in `Option`; a `default` that can be called makes the value."""
+    own = {"default_factory": default} if callable(default) else {"default": default}
+    metadata = {"help": help, "low": low, "high": high, "excludes_low": excludes_low, "without": without}
+    return field(**own, **more, metadata=metadata)
+
+
+def options_of(cls: Any) -> tuple[Option, ...]:
+    """Return the options among the fields of a class."""
+    hints, found = get_type_hints(cls), []
+    for each in fields(cls):
+        if each.metadata:
+            kinds = get_args(hints[each.name])
+            is_optional = type(None) in kinds
+            kind = kinds[0] if is_optional else hints[each.name]
+            found.append(Option(each.name, kind, is_optional, getattr(cls, each.name, None), **each.metadata))
+    return tuple(found)
+
+
+MODELS = "the model's"
 
 
 @dataclass(frozen=True)
@@ -79,21 +152,22 @@ class SamplingParams:
     unless it has the default value.
     """
 
-    temperature: float = 0.8  # 0 to 2; 0 always chooses the most likely token
-    top_p: float = 0.8  # above 0, up to 1: sample from the most likely tokens with this total probability
-    repetition_penalty: float = 1.1  # above 0, up to 2; 1 is off
-    max_new_tokens: int = 1024  # frames of one sentence piece, 1 to 2^20
-    seed: int | None = None  # 0 to 2^63 - 1; the same seed gives the same audio (GPU: if batch-invariant); None: random
-    top_k: int = 0  # sample from this many most likely tokens; 0: from all
+    temperature: float = option(0.8, "0: always choose the most likely token.", 0, MAX_TEMPERATURE, without=MODELS)
+    top_p: float = option(
+        0.8, "Sample from the most likely tokens with this total probability.", 0, 1, excludes_low=True, without=MODELS
+    )
+    repetition_penalty: float = option(
+        1.1, "Above 1 penalizes repeated tokens.", 0, MAX_REPETITION_PENALTY, excludes_low=True, without=MODELS
+    )
+    max_new_tokens: int = option(1024, "Maximum audio frames for each part of the text.", 1, 2**20, without=MODELS)
+    seed: int | None = option(
+        None, "The same seed gives the same audio on the same setup; on a GPU only with batch invariance.", 0, MAX_SEED
+    )
+    top_k: int = option(0, "Sample only from the k most likely tokens; 0: from all.", 0, MAX_TOP_K, without=MODELS)
 
     def __post_init__(self) -> None:
-        check_range(self, "temperature", 0.0, MAX_TEMPERATURE)
-        check_range(self, "top_p", 0.0, 1.0, open_below=True)
-        check_range(self, "repetition_penalty", 0.0, MAX_REPETITION_PENALTY, open_below=True)
-        check_integer(self, "top_k", 0, MAX_TOP_K)
-        check_integer(self, "max_new_tokens", 1, 2**20)
-        if self.seed is not None:
-            check_integer(self, "seed", 0, MAX_SEED)
+        for each in _SAMPLING:
+            each.check(self)
 
 
 @dataclass(frozen=True)
@@ -130,7 +204,7 @@ class Pauses:
         return JOINT_S if division == "clause" else float(getattr(self, division))
 
 
-PausesOption: TypeAlias = "Mapping[str, float] | str"  # seconds by name, also as text "item=0.2, scene=1"; or "off"
+PausesOption: TypeAlias = Mapping[str, float] | str  # seconds by name, also as text "item=0.2, scene=1"; or "off"
 PAUSE_NAMES = tuple(each.name for each in fields(Pauses))
 PAUSES_HELP = 'give seconds by name, such as {"paragraph": 0.6, "heading": 0.8} or paragraph=0.6,heading=0.8, or "off"'
 
@@ -254,22 +328,51 @@ class TTSRequest:
 
     text: str  # at most `max_text_length` characters
     references: tuple[Reference, ...] = ()  # recordings of the voice to clone
-    voice: str | None = None  # a named voice, instead of references; None: the checkpoint's default
-    language: str | None = None  # name or tag, such as "english" or "en"; None: the model decides
-    instructions: str = ""  # how to speak, such as "Whisper."; not supported by every checkpoint
+    voice: str | None = option(None, "Name of a voice, instead of a recording.")  # None: the checkpoint's default
+    language: str | None = option(
+        None,
+        "Language in which the voice speaks and reads numbers, such as english or en. Only for models with a choice.",
+        *(None, MAX_LANGUAGE_LENGTH),
+    )
+    instructions: str = option(
+        "", "How to speak, such as 'Whisper.' Only for models that take instructions.", None, MAX_INSTRUCTIONS_LENGTH
+    )
     sampling: SamplingOptions = field(default_factory=SamplingOptions, hash=False)  # only options that were given
-    chunk_profile: ChunkProfile | None = None  # None: balanced
-    normalize: Normalize | None = None  # None: as set by S1_MINI_NORMALIZE
-    on_unsupported: OnUnsupported | None = None  # None: as set by S1_MINI_ON_UNSUPPORTED
-    speed: float = 1.0  # 0.25 to 4; 2 is twice as fast; the pitch is unchanged
-    gain_db: float = 0.0  # loudness, -40 to 20 dB; above 0, peaks are limited to -1 dBTP
-    sample_rate: int | None = None  # of the audio, 8,000 to 48,000 Hz; None: the model's own
-    word_times: bool = False  # report when each word is spoken; not supported by every checkpoint
-    text_type: TextType = "text"  # how `text` is read: as it is, as SSML, or with marks
-    lexicon: Mapping[str, str] = field(default_factory=dict, hash=False)  # respellings of words, at most 256
-    # Silence between sentences, list items, paragraphs, headings and scenes; `Pauses` has the names and the defaults.
-    # "off": the parts of a text are joined as they are generated.
-    pauses: PausesOption | None = field(default=None, hash=False)
+    chunk_profile: ChunkProfile | None = option(
+        None, "ttfa: earliest first audio; throughput: fewest, longest chunks; balanced: in between."
+    )
+    normalize: Normalize | None = option(
+        None,
+        "auto: expand numbers and symbols to words if the checkpoint needs words; off: keep the text.",
+        without="S1_MINI_NORMALIZE",
+    )
+    on_unsupported: OnUnsupported | None = option(
+        None,
+        "Characters that the voice cannot pronounce. error: reject the text; skip: speak the rest and warn.",
+        without="S1_MINI_ON_UNSUPPORTED",
+    )
+    speed: float = option(1.0, "2 is twice as fast, 0.5 half as fast; the pitch is unchanged.", MIN_SPEED, MAX_SPEED)
+    gain_db: float = option(
+        0.0, "Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.", MIN_GAIN_DB, MAX_GAIN_DB
+    )
+    sample_rate: int | None = option(
+        None, "Sample rate of the audio in Hz.", MIN_RATE, MAX_RATE, without="the model's own"
+    )
+    word_times: bool = option(False, "Report when each word is spoken. Not supported by every model.")
+    text_type: TextType = option(
+        "text", "ssml: the text is SSML; marked: it has marks such as [pause 0.5s] and [name of a voice]."
+    )
+    lexicon: Mapping[str, str] = option(
+        dict,
+        "Respellings of words, such as {nginx: engine x}, at most 256; in a form, lines `word = respelling`.",
+        hash=False,
+    )
+    pauses: PausesOption | None = option(
+        None,
+        "Seconds of silence, such as paragraph=1,scene=2, in JSON {paragraph: 1}; off: as generated.",
+        without="sentence=0.25, item=0.35, paragraph=0.6, heading=0.8, scene=1.2",
+        hash=False,
+    )
     # Further voice names that the markup may use, in lower case; None stands for the voice of the request.
     voice_names: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     stream: TextStream | None = None  # the text, instead of `text`, if it is still being written
@@ -282,17 +385,8 @@ class TTSRequest:
         complete = complete_sampling(self.sampling)  # raises for invalid options
         given = {name: value if value is None else getattr(complete, name) for name, value in self.sampling.items()}
         object.__setattr__(self, "sampling", given)
-        if self.language is not None:
-            check_string("language", self.language, MAX_LANGUAGE_LENGTH)
-        check_string("instructions", self.instructions, MAX_INSTRUCTIONS_LENGTH)
-        check_choice("chunk_profile", self.chunk_profile, ChunkProfile)
-        check_choice("normalize", self.normalize, Normalize)
-        check_choice("on_unsupported", self.on_unsupported, OnUnsupported)
-        check_range(self, "speed", MIN_SPEED, MAX_SPEED)
-        check_range(self, "gain_db", MIN_GAIN_DB, MAX_GAIN_DB)
-        if self.sample_rate is not None:
-            check_integer(self, "sample_rate", MIN_RATE, MAX_RATE)
-        check_choice("text_type", self.text_type, TextType)
+        for each in _REQUEST:
+            each.check(self)
         check_lexicon(self.lexicon)
         Pauses.of(self.pauses)
         if self.voice is not None and self.references:
@@ -453,6 +547,10 @@ def check_lexicon(lexicon: Mapping[str, str]) -> None:
                 "lexicon", f"{shown!r}: give a word and a respelling of 1 to {MAX_LEXICON_LENGTH} characters each"
             )
 
+
+_SAMPLING, _REQUEST = options_of(SamplingParams), options_of(TTSRequest)
+# all options of a request; the model has the defaults of sampling options
+REQUEST_OPTIONS = (*_REQUEST, *(replace(each, is_optional=True, default=None) for each in _SAMPLING))
 
 DEFAULT_SAMPLING = SamplingParams()
 SAMPLING_OPTIONS = tuple(each.name for each in fields(SamplingParams))

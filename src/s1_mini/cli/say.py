@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,16 +21,16 @@ from s1_mini.cli.verb import (
     ExistingVoicesPath,
     FileFormat,
     Precision,
-    completing,
     engine_config,
     file_format,
     named_checkpoint,
+    with_options,
 )
 from s1_mini.exceptions import ConfigurationError, ParameterError, TextError
 from s1_mini.extras import require
 from s1_mini.files import foreign_encoding, open_regular
 from s1_mini.text.tidy import tidied
-from s1_mini.types import Normalize, OnUnsupported, SpeechOptions, TextType, TTSRequest
+from s1_mini.types import SpeechOptions, TTSRequest
 
 if TYPE_CHECKING:
     from s1_mini.cli.long_text import Block, Reading
@@ -41,6 +41,7 @@ MAX_FILE_BYTES = 64 * 2**20  # of a text file
 ONE_PIECE_BYTES = 200  # a text of at most this size is not split
 
 
+@with_options("lexicon", "chunk_profile", "word_times")
 def say(
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="Text to speak, in quotes; - reads stdin.", show_default=False)
@@ -55,75 +56,17 @@ def say(
     ] = None,
     audio_format: FileFormat = None,
     checkpoint_path: Checkpoint = None,
-    voice: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of a voice; `s1-mini voices list` shows all.")
-    ] = None,
+    *,
+    options: SpeechOptions,
     voices_path: ExistingVoicesPath = None,
     reference_audio: Annotated[
         Path | None, typer.Option("--reference", help="Recording of the voice to clone, or a voice file (.npz, .npy).")
     ] = None,
     reference_text: Annotated[str | None, typer.Option(metavar="TEXT", help="Transcript of the reference.")] = None,
-    language: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Language, such as english or en, for models with a choice.")
-    ] = None,
-    instructions: Annotated[
-        str, typer.Option(metavar="TEXT", help="How to speak, such as 'Whisper.', for models that take instructions.")
-    ] = "",
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same audio (on a GPU only with batch invariance).")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0: always the most likely token. [the model's]")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Nucleus sampling: share of the probability to sample from. [the model's]")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the K most likely tokens; 0: from all tokens. [the model's]")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1 penalizes repeated tokens. [the model's]")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Maximum frames of one sentence piece (S1-mini: 46 ms each). [the model's]")
-    ] = None,
-    normalize: Annotated[
-        str | None,
-        typer.Option(
-            help="auto: read numbers and symbols as words; off: as written. [S1_MINI_NORMALIZE]",
-            autocompletion=completing("auto", "off"),
-        ),
-    ] = None,
-    on_unsupported: Annotated[
-        str | None,
-        typer.Option(
-            help="Characters that the voice cannot pronounce: error or skip (with a warning). [S1_MINI_ON_UNSUPPORTED]",
-            autocompletion=completing("error", "skip"),
-        ),
-    ] = None,
-    text_type: Annotated[
-        str,
-        typer.Option(
-            help="text: no markup; ssml: SSML; marked: with [pause 0.5s] and [name of a voice].",
-            autocompletion=completing("text", "ssml", "marked"),
-        ),
-    ] = "text",
     lexicon_path: Annotated[
         Path | None,
         typer.Option("--lexicon", metavar="FILE", help="Lines `word = respelling`, or PLS. [S1_MINI_LEXICON_PATH]"),
     ] = None,
-    speed: Annotated[float, typer.Option(help="2 is twice as fast, 0.5 half as fast; the pitch is unchanged.")] = 1.0,
-    gain_db: Annotated[
-        float, typer.Option(help="Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.")
-    ] = 0.0,
-    pauses: Annotated[
-        str | None,
-        typer.Option(
-            help="Seconds of silence, such as paragraph=1,scene=2; off: as generated. [sentence=0.25, item=0.35, "
-            "paragraph=0.6, heading=0.8, scene=1.2]"
-        ),
-    ] = None,
-    sample_rate: Annotated[int | None, typer.Option(help="Sample rate in Hz. [the model's own]")] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="With -o -: send audio while it is generated (wav or pcm).")
     ] = False,
@@ -144,28 +87,10 @@ def say(
     from s1_mini.checkpoint.requests import check_request
 
     # As much as possible is checked before torch and the model are loaded, which takes seconds.
-    _check_voice(voice, reference_audio, reference_text)
-    options: SpeechOptions = {
-        "voice": voice,
-        "reference_audio": reference_audio,
-        "reference_text": reference_text,
-        "language": language,
-        "instructions": instructions,
-        "seed": seed,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "repetition_penalty": repetition_penalty,
-        "max_new_tokens": max_new_tokens,
-        "normalize": cast("Normalize | None", normalize),  # checked by `TTSRequest`
-        "on_unsupported": cast("OnUnsupported | None", on_unsupported),
-        "text_type": cast("TextType", text_type),
-        "speed": speed,
-        "gain_db": gain_db,
-        "pauses": pauses,
-        "sample_rate": sample_rate,
-        "word_times": subtitles is not None,
-    }
+    _check_voice(options["voice"], reference_audio, reference_text)
+    references: SpeechOptions = {"reference_audio": reference_audio, "reference_text": reference_text}
+    options = {**options, **references, "word_times": subtitles is not None}
+    text_type, sample_rate = options["text_type"], options["sample_rate"]
     if subtitles is not None:
         _check_subtitles(subtitles)
     TTSRequest.of("", **options)

@@ -5,18 +5,20 @@ The engine's errors name its own parameters; `Verb` replaces these names by thos
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from s1_mini.exceptions import ConfigurationError, ParameterError, RequestError, S1MiniError
-from s1_mini.types import AudioFormat
+from s1_mini.types import REQUEST_OPTIONS, AudioFormat, Option
 
 if TYPE_CHECKING:
     from typer import Context
@@ -72,6 +74,43 @@ FileFormat = Annotated[  # of commands that write one file
     typer.Option("--format", help=f"{FORMAT_HELP} [the file's suffix]", autocompletion=completing(*FORMATS)),
 ]
 FormatName = Annotated[str, typer.Option("--format", help=FORMAT_HELP, autocompletion=completing(*FORMATS))]
+
+
+def with_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options of requests to a command, except `without`; it gets their values in its argument `options`.
+
+    They are listed in the command's help where `options` stands. `TTSRequest` checks the values.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        added = {each.name: _parameter(each) for each in REQUEST_OPTIONS if each.name not in without}
+
+        @wraps(command)
+        def call(**given: Any) -> None:
+            options = {name: given.pop(name) for name in added}
+            command(**given, options=options)
+
+        parameters: list[inspect.Parameter] = []
+        for each in signature.parameters.values():
+            parameters += added.values() if each.name == "options" else [each]
+        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in parameters}
+        return call
+
+    return decorate
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """Return the parameter of a command for an option of requests."""
+    kind: Any = option.kind if option.kind in (int, float) else str
+    shown = typer.Option(
+        help=f"{option.help} [{option.without}]" if option.without else option.help,
+        autocompletion=completing(*get_args(option.kind)) if get_origin(option.kind) is Literal else None,
+    )
+    given: Any = kind | None if option.is_optional else kind
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(option.name, keyword, default=option.default, annotation=Annotated[given, shown])
 
 
 class Verb(TyperCommand):

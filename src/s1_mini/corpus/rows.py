@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from s1_mini.exceptions import ParameterError, RequestError, S1MiniError
-from s1_mini.types import MAX_SEED, SharedOptions, TTSRequest
+from s1_mini.types import MAX_SEED, REQUEST_OPTIONS, SharedOptions, TTSRequest
 
-NUMBERS = (
-    *("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens"),
-    *("speed", "gain_db", "sample_rate"),
-)
-PARAMETERS = (*NUMBERS, "normalize", "on_unsupported", "lexicon", "language", "instructions", "pauses")
+PARAMETERS = {
+    option.name: option
+    for option in REQUEST_OPTIONS
+    if option.name not in ("voice", "seed", "chunk_profile", "word_times", "text_type")
+}
 MAX_ID_LENGTH = 500
 
 
@@ -150,7 +150,9 @@ def read_parameters(name: str, value: object, base: Defaults) -> Defaults:
     if unknown:
         raise ParameterError(name, f"unknown parameter {', '.join(unknown)}; available: {', '.join(PARAMETERS)}")
     given = {
-        each: _as_number(found) if each in NUMBERS else found for each, found in value.items() if found is not None
+        each: _as_number(found) if PARAMETERS[each].kind in (int, float) else found
+        for each, found in value.items()
+        if found is not None
     }
     return replace(base, options=_checked({**base.options, **given}))
 

@@ -10,7 +10,7 @@ import binascii
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, create_model, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
@@ -19,25 +19,17 @@ from s1_mini.server.errors import InvalidError
 from s1_mini.text.lexicon import read_lines
 from s1_mini.text.split import EarlyStart
 from s1_mini.types import (
-    MAX_GAIN_DB,
     MAX_LEXICON_LINES_LENGTH,
-    MAX_RATE,
-    MAX_REPETITION_PENALTY,
     MAX_SEED,
-    MAX_SPEED,
-    MAX_TEMPERATURE,
-    MAX_TOP_K,
-    MIN_GAIN_DB,
-    MIN_RATE,
-    MIN_SPEED,
     OPTIONS,
+    REQUEST_OPTIONS,
     AudioFormat,
     ChunkProfile,
-    Normalize,
     OnUnsupported,
+    Option,
+    PausesOption,
     SpeechOptions,
     SpokenMark,
-    TextType,
     TTSRequest,
     VoiceInfo,
     Word,
@@ -68,14 +60,8 @@ def _as_entries(value: Any) -> Any:
         raise PydanticCustomError("lexicon", "{reason}", {"reason": error.reason}) from None
 
 
-# bounds precede the validator; otherwise pydantic omits them from the JSON schema
-Seed = Annotated[
-    int, Field(ge=0, lt=MAX_SEED + 1), BeforeValidator(_as_whole)
-]  # an exclusive bound, because a double can represent 2^63, but not MAX_SEED
-TopK = Annotated[int, Field(ge=0, le=MAX_TOP_K), BeforeValidator(_as_whole)]
-NumTokens = Annotated[int, Field(ge=1, le=2**20), BeforeValidator(_as_whole)]
-SampleRate = Annotated[int, Field(ge=MIN_RATE, le=MAX_RATE), BeforeValidator(_as_whole)]
 Lexicon = Annotated[dict[str, str], BeforeValidator(_as_entries)]  # the engine limits the entries
+Pauses = SkipValidation[PausesOption]  # checked by the engine, whose errors name the entry
 ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
 # length of texts and names of voices are checked by the engine, with the same messages for all interfaces
 _NOT_EMPTY: JsonDict = {"minLength": 1}
@@ -133,64 +119,33 @@ class Strict(BaseModel):
         return {name: value for name, value in data.items() if value is not None or name not in cls.model_fields}
 
 
-class Sampling(Strict):
+def _field(option: Option) -> tuple[Any, Any]:
+    """Return the type and the default of an option in a body."""
+    kind: Any = {"lexicon": Lexicon, "pauses": Pauses}.get(option.name, option.kind)
+    if option.low is not None and option.high is not None:
+        # an exclusive bound for seeds, because a double can represent 2^63, but not MAX_SEED
+        bounds: dict[str, Any] = {"lt": option.high + 1} if option.high == MAX_SEED else {"le": option.high}
+        bounds["gt" if option.excludes_low else "ge"] = option.low
+        kind = Annotated[kind, Field(**bounds)]
+    if option.kind is int:  # after the bounds; otherwise pydantic omits them from the JSON schema
+        kind = Annotated[kind, BeforeValidator(_as_whole)]
+    described = f"{option.help} Default: {option.without}." if option.without else option.help
+    default: dict[str, Any] = {"default_factory": dict} if option.name == "lexicon" else {"default": option.default}
+    return kind | None if option.is_optional else kind, Field(**default, description=described)
+
+
+if TYPE_CHECKING:
+    OptionsBody: Any
+else:
+    elsewhere = ("voice", "chunk_profile", "word_times")  # not in every body
+    fields = {each.name: _field(each) for each in REQUEST_OPTIONS if each.name not in elsewhere}
+    OptionsBody = create_model("OptionsBody", __base__=Strict, **fields)
+
+
+class Sampling(OptionsBody):
     """Options of every request."""
 
-    normalize: Normalize | None = Field(
-        None,
-        description="auto: expand numbers and symbols to words if the checkpoint needs words; off: keep the text.",
-    )
-    on_unsupported: OnUnsupported | None = Field(
-        None,
-        description="Characters that the voice cannot pronounce. error: reject the text; skip: speak the rest, warn. "
-        "Default: the server's setting.",
-    )
-    text_type: TextType = Field(
-        "text", description="ssml: the text is SSML; marked: it has marks such as [pause 0.5s] and [name of a voice]."
-    )
-    lexicon: Lexicon = Field(
-        default_factory=dict,
-        description="Respellings of words, such as {nginx: engine x}; in a form, lines `word = respelling`.",
-    )
     return_spoken_text: bool = Field(False, description="Return the normalized text in JSON responses.")
-    language: str | None = Field(
-        None,
-        description="Name or tag of the language in which the voice speaks and reads numbers, such as english or en. "
-        "Only for models with a choice of languages; see /health.",
-    )
-    instructions: str | None = Field(
-        None, description="How to speak, such as 'Whisper.' Only for models that take instructions; see /health."
-    )
-    pauses: SkipValidation[dict[str, float] | str | None] = Field(  # checked by `Pauses`, whose errors name the entry
-        None,
-        description="Seconds of silence at sentence (default 0.25), item (0.35), paragraph (0.6), heading (0.8) and "
-        "scene (1.2), such as {paragraph: 1}, in a form or a query paragraph=1,scene=2; off: as generated.",
-    )
-
-    seed: Seed | None = Field(
-        None, description="The same seed gives the same audio on the same setup; on a GPU only with batch invariance."
-    )
-    # without a value, the model's default applies
-    temperature: float | None = Field(
-        None, ge=0, le=MAX_TEMPERATURE, description="0: always choose the most likely token. Default: the model's."
-    )
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: TopK | None = Field(
-        None, description="Sample only from the k most likely tokens; 0: from all. Not supported by every family."
-    )
-    repetition_penalty: float | None = Field(None, gt=0, le=MAX_REPETITION_PENALTY)
-    max_new_tokens: NumTokens | None = Field(None, description="Maximum audio frames for each part of the text.")
-
-    speed: float = Field(1.0, ge=MIN_SPEED, le=MAX_SPEED, description="2 is twice as fast; the pitch is unchanged.")
-    gain_db: float = Field(
-        0.0,
-        ge=MIN_GAIN_DB,
-        le=MAX_GAIN_DB,
-        description="Loudness change in dB; with a positive gain, peaks are limited to -1 dBTP.",
-    )
-    sample_rate: SampleRate | None = Field(
-        None, description="Sample rate of the audio in Hz. Default: the model's own; mulaw and alaw use 8,000."
-    )
 
     def build(self, text: str, audio_format: AudioFormat, *, streams: bool = False, **options: object) -> SpeechRequest:
         """Return the request for `text` with this body's options; `options` replace some. Raises `ParameterError`."""
