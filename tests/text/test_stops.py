@@ -28,7 +28,7 @@ ENDS = {
     ],
     "companies": ["He works for Acme Inc.", "She sued Smith & Co.", "They bought Dell Corp.", "I work at Foo Ltd."],
     "persons": ["I met Martin Luther King Jr.", "She has a Ph.D.", "He is an M.D.", "She earned her B.A."],
-    "days": ["We met on Mon.", "It opens on Tues.", "See you on Fri.", "It is due Sat.", "We left this Sun."],
+    "days": ["We met on Mon.", "It opens on Tues.", "Open Mon.–Fri.", "It is due Sat.", "We left this Sun."],
     "months": ["We met in Jan.", "It ended in Sept.", "School starts in Aug.", "We moved in Dec."],
     "units": [
         "He is 6 ft.",

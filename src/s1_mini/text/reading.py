@@ -133,6 +133,9 @@ _CENSORED = re.compile(r"\b[cdfhpst]\*\*[a-z]\b")  # f**k
 _POWER_AFTER = re.compile(r"( ?)(?:[-+]?(?:\d++(?:\.\d++)?+|\.\d++)(?!\w)(?!\*\*[A-Za-z])|\(|[A-Za-z](?![A-Za-z*]))")
 _ESCAPED = re.compile(r"\\(?=[*_~`])")
 _TILDE = re.compile(r"(?<=\d)~(?=\d)")  # a range
+_MARKED = re.compile(
+    r"(?<![\w=])==([^=\n]{1,200})==(?![\w=])|(?<![\w:]):([a-z][a-z0-9_+-]{2,30}):(?![\w:])"
+)  # ==a==, :smile:
 _GROUPED = re.compile(r"(?<=\d)_(?=\d{3}(?!\d))")  # 1_000_000
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
 
@@ -161,7 +164,7 @@ _ZERO_WIDTH = re.compile("[\u200b-\u200f\ufe0e\ufe0f\u2060\ufeff\u00ad\u202a-\u2
 # Marks of footnotes and references: "It ended.[1]", "the war¹", Markdown's [^1]; none of them is read.
 _NOTE = re.compile(
     r"(?<=[.,;:!?\"'”])(?:\[(?:\d{1,3}(?:[,–-] ?\d{1,3}){0,5}|citation needed)\](?!\()|[⁰¹²³⁴-⁹]++(?!\w))++"
-    r"|(?<=[a-z]{4})[⁰¹²³⁴-⁹]++(?!\w)|^\[\^\w{1,30}\]:[ \t]*+|(?<=\S)\[\^\[?\w{1,30}\]{1,2}|\[\^\d{1,3}\]",
+    r"|(?<=[a-z]{4})[⁰¹²³⁴-⁹]++(?!\w)|^\[\^\w{1,30}\]:[ \t]*+|^\[[^\[\]\n]{1,80}\]:[ \t]++https?://[^\n]*+|(?<=\S)\[\^\[?\w{1,30}\]{1,2}|\[\^\d{1,3}\]",
     re.MULTILINE,
 )
 
@@ -198,6 +201,7 @@ def read_markup(text: str) -> str:
         text = _read_double_stars(text) if "**" in text else text
         text = _PRODUCT.sub(" ⋅ ", text)
         text = _SPACED_STAR.sub(" ⋅ ", text) if " = " in text else text
+    text = _MARKED.sub(lambda found: found[1] or found[2], text) if "==" in text or ":" in text else text
     text = _GROUPED.sub("", text) if "_" in text else text
     return _EMPHASIS.sub(_without_mark, text) if re.search("[*_`~]", text) else text
 

@@ -102,7 +102,7 @@ _INSIDE = re.compile(
 _SHORT = _SHORT_DAYS | _SHORT_MONTHS
 _SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?\s?[-–]\s?({_one_of(_SHORT)})\b\.?")
 _NAMES = "|".join((*MONTHS, *DAYS))
-_PERIOD = f"(?:{'|'.join(MONTHS)}|Q[1-4])"
+_PERIOD = f"(?:{'|'.join(MONTHS)}|Q[1-4]|Spring|Summer|Autumn|Fall|Winter)"
 _NAMED_SPAN = re.compile(
     rf"(?<![\w-])({_NAMES})[-–](?=(?:{_NAMES})\b)"
     rf"|(?<![\w-])({_PERIOD}(?:,? \d{{4}})?) ?[-–] ?(?={_PERIOD},? \d{{4}}\b)"
@@ -324,7 +324,7 @@ def read_abbreviations(text: str) -> str:
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
     text = _A_DOCTOR.sub(lambda found: f"{found[1]}Doctor{_stop(found)}", text)
     text = _STREET.sub(_street, text)
-    text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}", text)
+    text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}{_stop(found, 'day')}", text)
     text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(_title, text)))
     text = _NAMED_SPAN.sub(lambda found: f"{found[1] or found[2]} to ", text)
     if "." not in text and "№" not in text:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from s1_mini.text.english.measures import UNITS, plural
-from s1_mini.text.stops import is_final
+from s1_mini.text.stops import SPELT_NUMBERS, is_final
 from s1_mini.text.tables import signs, text_after, words
 
 _NAMES = signs(
@@ -113,8 +113,9 @@ _RATE = re.compile(
 _COUNT_RATE = re.compile(r"(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year)(?![\w/\\]|\.\w)")
 _AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")
 _ONE_UNIT = re.compile(
-    r"(?<=\bper )(lb|oz|gal|kg|km|mi|hr|yd|cm|mm|ml|mg|sec)\b(?!/)\.?"
-    r"|(?:(?<=\b[Aa]n )|(?<=\b[Aa] )|(?<=\b[Oo]ne ))(lb|oz|gal|hr|yd|mi|pt|qt|tsp|tbsp|pkg|pkt)\.(?= [a-z])"
+    r"(?<=\bper )(?P<per>lb|oz|gal|kg|km|mi|hr|yd|cm|mm|ml|mg|sec)\b(?!/)\.?"
+    rf"|\b(?P<number>(?i:an?|one|few|several|{'|'.join(SPELT_NUMBERS - {'zero', 'one'})})) "
+    r"(?P<unit>lbs?|oz|gal|hrs?|yds?|mi|ft|pt|qt|tsp|tbsp|pkg|pkt)\.(?!\w)"
 )
 _OTHER_UNITS = {"s²": "second squared", "N": "newton", "Mbit": "megabit", "Gbit": "gigabit"}
 
@@ -186,7 +187,9 @@ def read_bare_units(text: str) -> str:
 
 def _one_unit(found: re.Match[str]) -> str:
     is_end = found.group().endswith(".") and is_final(found.string, found.start(), found.end(), "unit")
-    return UNITS[found[1] or found[2]] + "." * is_end
+    name, number = UNITS[found["per"] or found["unit"]], found["number"]
+    is_one = number is None or number.lower() in ("a", "an", "one")
+    return f"{number or ''}{' ' * bool(number)}{name if is_one else plural(name)}{'.' * is_end}"
 
 
 def _unit(unit: str) -> str:

@@ -38,7 +38,8 @@ UNITS |= table(
     "hp=horsepower, bhp=brake horsepower, K=kelvin, kms=kilometer, kgs=kilogram, Tbsp=tablespoon, Tsp=teaspoon, "
     "ly=light year, qts=quart, gals=gallon, yds=yard, ozs=ounce, tbsps=tablespoon, tsps=teaspoon, "
     "doz=dozen, pct=percent, mo=month, mos=month, wk=week, wks=week, pkg=package, pkgs=package, pkt=packet, "
-    "pkts=packet, ft²=square foot, ft³=cubic foot, in²=square inch, mi²=square mile"
+    "pkts=packet, deg=degree, cts=cent, tbs=tablespoon, pcs=piece, ft²=square foot, ft³=cubic foot, "
+    "in²=square inch, mi²=square mile"
 )
 UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}
 _IRREGULAR = {"foot": "feet", "inch": "inches"}
@@ -91,7 +92,10 @@ _KIND = re.compile(
 _CROWD = re.compile(
     r"(?<=\d)m(?= (?:people|users|views|followers|copies|customers|subscribers|downloads|jobs|homes)\b)"
 )
-_BY = re.compile(r"(?<=[\d\"'″])( ?)[x×X] ?(?=\d)")
+_BY = re.compile(
+    r"(?:(?<=[\d\"'″])|(?<=\dm)|(?<=\d m)|(?<=\d(?:cm|mm|ft|in))|(?<=\d (?:cm|mm|ft|in))|(?<=\b(?:ft|in)\.))"
+    r"( ?)[x×X] ?(?=\d)"
+)
 _TIMES = re.compile(
     r"(?<![\w.,])(?<!= )(?<!minus )(?<!plus )(?<!\+ )"
     r"(\d+(?:\.\d+)?|(?:\d+[ -])?\d/\d{1,2})[x×](?!\w|\s?[-+=*/⋅]| (?:minus|over)\b)"

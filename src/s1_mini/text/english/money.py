@@ -64,6 +64,7 @@ _FOREIGN_SUM = re.compile(
     rf"|(?<![\w.,€$£])(?<!\d )({_GROUPED})(?=[ ]?(?:(?:Mio|Mrd)\.? )?(?:{_FOREIGN}|euros?)(?!\w))"
 )
 _MILLIONS = re.compile(r"(?<=\d )(Mio|Mrd)\.?(?= ?(?:€|EUR))")
+_MIL = re.compile(r"([$£€] ?\d[\d.,]{0,12}+ ?)mil\b(?:\.(?= [a-z]))?")
 _MIXED = re.compile(rf"({_SIGN})(\d{{1,4}})[ –-](\d/\d\d?) ((?:m|b|tr)illion|thousand)\b")  # $1-1/2 million
 _LAKHS = re.compile(r"(?:(?<=₹)|(?<=₹ )|(?<=\bRs )|(?<=\bRs\. ))\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")
 _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
@@ -134,7 +135,7 @@ def read_money(text: str) -> str:
     text = _LAKHS.sub(lambda found: found.group().replace(",", ""), _FOREIGN_SUM.sub(_foreign, text))
     text = _MIXED.sub(lambda found: f"{found[2]} {found[3]} {found[4]} {_SIGNED[found[1]][1]}", text)
     text = _MILLIONS.sub(lambda found: "million" if found[1] == "Mio" else "billion", text)
-    text = _MONEY.sub(_money, text)
+    text = _MONEY.sub(_money, _MIL.sub(r"\1million", text))
     text = _MONEY_BEFORE.sub(lambda found: _amount(found[2], found[3], _ALL[found[1]]), text)
     text = _MONEY_AFTER.sub(_money_after, text)
     return _PENCE.sub(lambda found: _amount(found[1], None, ("penny", "pence")), text)

@@ -222,7 +222,7 @@ def _range(found: re.Match[str]) -> str:
     falls = float(found[4].replace(",", "")) < float(found[1].replace(",", ""))
     is_subtraction = is_spaced and (falls or "=" in text_after(found, 20))
     is_code = re.match(r"0\d", found[4]) is not None and found[1][0] != "0"
-    is_code |= falls and len(found[1]) == 4 and len(found[4]) <= 2 and found[1].isdecimal()
+    is_code |= falls and len(found[1]) == 4 and len(found[4]) == 2 and found[1].isdecimal()
     if not is_subtraction and (found[1] == found[4] or is_code or _is_split(found)):
         return f"{found[1]} "  # fifty-fifty, a 2-2 draw, a 70-30 split, part 1234-05
     return f"{found[1]} {'minus' if is_subtraction else 'to'} "
@@ -270,12 +270,13 @@ def _scaled(found: re.Match[str]) -> str:
 # Lower-case words between numbers: 3-to-1, 1-on-1, 2-by-4s, 7-out-of-10.
 _WORD_BETWEEN = re.compile(
     r"(?<![\w.,/-])(\d{1,4})-(?!(?:jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec)-)([a-z]{2,7}(?:-of)?)-"
-    r"(\d{1,4})(s?)(?!\w|[.,]\d)"
+    r"(\d{1,4})(s|ers?)?(?!\w|[.,]\d)"
 )
 _IN_A = re.compile(r"(?<![\w.,/-])(\d{1,4})-(in|to|for|per|of)-(an?-(?=[a-z])|(?=[$£€]\d))")  # 1-in-a-million, 2-for-$5
 
 _COUNTED_NUMBERS = re.compile(  # two 5s, size 10s
-    r"(\b(?:two|three|four|five|six|seven|eight|nine|ten|several|many|straight|sizes?|Glock|Mark|lucky|double|triple) )"
+    r"(\b(?:two|three|four|five|six|seven|eight|nine|ten|several|many|straight|sizes?|"
+    r"Glock|Mark|Pixel|Mazda|Galaxy|Type|Nexus|lucky|double|triple) )"
     r"(\d{1,3})s(?:( and | or )(\d{1,3})s)?(?!\w)",
     re.IGNORECASE,
 )
@@ -296,7 +297,8 @@ def _counted_numbers(found: re.Match[str]) -> str:
 
 
 def _joined(found: re.Match[str]) -> str:
-    last = plural_number(cardinal(int(found[3]))) if found[4] else found[3]
+    last, ending = cardinal(int(found[3])), found[4] or ""
+    last = f"{last.removesuffix('e')}{ending}" if "er" in ending else plural_number(last) if ending else found[3]
     return f"{found[1]} {found[2].replace('-', ' ')} {last}"
 
 
