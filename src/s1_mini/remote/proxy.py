@@ -19,6 +19,7 @@ from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from string import Template
 
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, RequestTimeoutError, S1MiniError
 from s1_mini.extras import require
@@ -41,11 +42,12 @@ from s1_mini.server.wire import ADDED_BYTES, MAX_HEAD_BYTES, MAX_HEADERS
 
 logger = logging.getLogger(__name__)
 
+TEMPLATE = Path(__file__).with_name("haproxy.cfg")
+
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 STATES, COMMANDS, ADMIN = "states", "commands", "admin"  # files in the supervisor's folder
 
 SMALL_BODY_BYTES = 12_000  # limit for bodies searched for a voice; the buffer also holds a head of up to about 5 kB
-KEEP_ALIVE_S = 75  # same as the server; longer than load balancers keep idle connections
 MARGIN_S = 10  # added to the timeouts of replicas, which should fire first
 MAX_CONNECTIONS = 30_000  # an idle connection takes a few hundred bytes; requests have their own limits
 ADDRESSES = 4  # one client address (IPv6: /64 network) may hold a quarter of the connections
@@ -53,6 +55,7 @@ SPARE = 32  # connections to a replica for requests other than speech
 MAX_ANSWER_BYTES = 2**20  # limit for the response to a command
 COMMAND_S = 5.0
 START_S = 10.0  # timeout until the command socket exists
+NOBODY = EngineNotReadyError("no replica is ready; try again later")
 STABLE_S = 5.0  # a proxy that ends sooner counts as a failed start
 
 
@@ -76,123 +79,46 @@ def describe_proxy(
     settings: ServerSettings, members: Sequence[ReplicaInfo], folder: Path, listeners: Sequence[int], max_files: int
 ) -> str:
     """Return the configuration. `listeners` are file descriptors of sockets that are bound to the port."""
-    most = max(64, min(MAX_CONNECTIONS, (max_files - 128) // 2))
-    count = len(members)
-    answer_s = settings.request_timeout_s + settings.stream_timeout_s + MARGIN_S
-    pause_s = max(settings.send_timeout_s, settings.body_timeout_s) + MARGIN_S
-    socket_s = settings.max_websocket_s + MARGIN_S
-    binds = "\n".join(f"    bind fd@{number}" for number in listeners)
-    proxied = _addresses(os.environ.get(TRUSTED) or LOOPBACK)
-    full = BusyError("the server has reached its limit of concurrent requests; try again in a second")
-    draining = DrainingError("the server is shutting down; send the request to another server")
-    nobody = EngineNotReadyError("no replica is ready; try again later")
-    lines = f"""
-global
-    maxconn {most}
-    nbthread {min(4, 1 + count // 4)}
-    stats socket {folder / COMMANDS} mode 600 level admin
-    tune.bufsize {MAX_HEAD_BYTES + 2 * ADDED_BYTES}
-    tune.maxrewrite {ADDED_BYTES}
-    tune.http.maxhdr {MAX_HEADERS + 1}
-    tune.sndbuf.client {SEND_BUFFER_BYTES}
-    tune.rcvbuf.server {SEND_BUFFER_BYTES}
-    hard-stop-after {_ms(settings.drain_timeout_s)}
-
-defaults
-    mode http
-    option dontlog-normal
-    option disable-h2-upgrade
-    option http-ignore-probes
-    option abortonclose
-    option http-no-delay
-    option redispatch 1
-    retries 3
-    timeout connect 2s
-    timeout queue 1s
-    timeout check 1s
-    timeout http-request {_ms(settings.head_timeout_s)}
-    timeout http-keep-alive {KEEP_ALIVE_S}s
-    timeout client {_ms(pause_s)}
-    timeout server {_ms(answer_s)}
-    timeout tunnel {_ms(socket_s)}
-    timeout client-fin {_ms(settings.send_timeout_s)}
-    timeout server-fin {_ms(settings.send_timeout_s)}
-    {_failure(408, BodyTooSlowError(f"the request body was not received within {settings.body_timeout_s:g} s"))}
-    {_failure(502, ReplicaLostError("the replica that processed this request was lost; send the request again"))}
-    {_failure(503, nobody)}
-    {_failure(504, RequestTimeoutError("the replica did not respond in time; send the request again"))}
-
-frontend door
-{binds}
-    log stdout format raw local0
-    option forwardfor
-    unique-id-format %[uuid(),regsub(-,,g),bytes(0,16)]
-    log-format {_LOG}
-    acl is_proxied src {proxied}
-    tcp-request connection track-sc1 src,ipmask(32,64) table connections unless is_proxied
-    tcp-request connection reject if {{ sc1_conn_cur gt {most // ADDRESSES} }}
-    http-after-response set-header Connection close if {{ fe_conn gt {most * 3 // 4} }}
-    http-response set-log-level silent
-
-    acl is_sane_id req.fhdr(x-request-id) -m reg ^{SANE_ID.pattern}$
-    http-request set-var(txn.id) req.fhdr(x-request-id) if is_sane_id
-    http-request set-var(txn.id) unique-id unless is_sane_id
-    http-request set-header X-Request-Id %[var(txn.id)]
-
-    http-request set-var(txn.path) path,url_dec
-    acl is_get method GET HEAD
-    acl asks_health var(txn.path) -m str /ping /ready
-    acl asks_of_all var(txn.path) -m str /health /metrics
-    acl drains str(now),map({folder / STATES}) -m str draining
-    acl one_speaks nbsrv(replicas) gt 0
-    http-request return status 200 hdr X-Request-Id %[var(txn.id)] if asks_health is_get !drains one_speaks
-    http-request {_return(draining)} if drains !asks_of_all
-    http-request {_return(nobody)} if asks_health is_get
-
-    acl speaks method POST
-    acl speaks hdr(upgrade) -i websocket
-    acl is_unqueued var(txn.path) -m str {" ".join(UNQUEUED)}
-    acl is_unqueued var(txn.path) -m beg {STATIC}
-    acl is_forwarded req.hdr(x-forwarded-for) -m found
-    http-request set-var(txn.client) src
-    http-request set-var(txn.client) req.hdr_ip(x-forwarded-for,-1) if is_proxied is_forwarded
-    http-request track-sc0 var(txn.client) table clients if speaks !is_unqueued
-    {_per_client(settings.max_requests_per_client)}
-    http-request set-var(txn.spare) nbsrv(replicas),mul({SPARE})
-    http-request {_return(full)} if speaks !is_unqueued {{ be_conn_free(replicas),sub(txn.spare) le 0 }} one_speaks
-
-    acl is_post method POST
-    acl is_small req.hdr_val(content-length) le {SMALL_BODY_BYTES}
-    acl is_json req.hdr(content-type) -m beg -i application/json
-    acl expects req.hdr(expect) -m found
-    http-request wait-for-body time {_ms(settings.body_timeout_s)} if is_post !is_unqueued is_json is_small !expects
-    http-request set-var(txn.voice) req.body,json_query('$.voice') if is_post !is_unqueued is_json is_small !expects
-    http-request set-var(txn.home) var(txn.voice),crc32(1),mod({count})
-    http-request set-var(txn.under_way) be_conn(replicas)
-    use_backend all if asks_of_all
-    use_backend all if {{ var(txn.path) -m str /models }} {{ method POST }}
-    use_backend all if {{ var(txn.path) -m beg /models/ }} {{ method DELETE }}
-    default_backend replicas
-
-backend connections
-    stick-table type ipv6 size 100k expire 1m store conn_cur
-
-backend clients
-    stick-table type ipv6 size 100k expire 1m store conn_cur
-
-backend all
-    option http-server-close  # the supervisor closes after its response, even before it has received the whole body
-    http-response set-header X-Request-Id %[var(txn.id)]
-    server supervisor unix@{folder / ADMIN}
-
-backend replicas
-    balance leastconn
-    option httpchk
-    http-check send meth GET uri /ready ver HTTP/1.1 hdr Host localhost
-    http-check expect status 200
-    default-server check inter 1s fastinter 500ms downinter 500ms fall 3 rise 1 maxconn {settings.max_requests + SPARE}
-{_servers(members)}
-"""
+    most, count = max(64, min(MAX_CONNECTIONS, (max_files - 128) // 2)), len(members)
+    times_s = {
+        "head": settings.head_timeout_s,
+        "body": settings.body_timeout_s,
+        "send": settings.send_timeout_s,
+        "pause": max(settings.send_timeout_s, settings.body_timeout_s) + MARGIN_S,
+        "answer": settings.request_timeout_s + settings.stream_timeout_s + MARGIN_S,
+        "websocket": settings.max_websocket_s + MARGIN_S,
+        "drain": settings.drain_timeout_s,
+    }
+    values = {
+        **{f"{name}_ms": f"{round(seconds * 1000)}ms" for name, seconds in times_s.items()},
+        "commands": folder / COMMANDS,
+        "states": folder / STATES,
+        "admin": folder / ADMIN,
+        "count": count,
+        "threads": min(4, 1 + count // 4),
+        "spare": SPARE,
+        "most": most,
+        "most_of_address": most // ADDRESSES,
+        "most_kept_alive": most * 3 // 4,
+        "most_of_replica": settings.max_requests + SPARE,
+        "per_client": _per_client(settings.max_requests_per_client),
+        "buffer_bytes": MAX_HEAD_BYTES + 2 * ADDED_BYTES,
+        "added_bytes": ADDED_BYTES,
+        "max_headers": MAX_HEADERS + 1,
+        "socket_bytes": SEND_BUFFER_BYTES,
+        "small_bytes": SMALL_BODY_BYTES,
+        "binds": "\n".join(f"    bind fd@{number}" for number in listeners),
+        "proxied": _addresses(os.environ.get(TRUSTED) or LOOPBACK),
+        "sane_id": SANE_ID.pattern,
+        "unqueued": " ".join(UNQUEUED),
+        "static": STATIC,
+        "failures": _failures(settings),
+        "full": _return(BusyError("the server has reached its limit of concurrent requests; try again in a second")),
+        "draining": _return(DrainingError("the server is shutting down; send the request to another server")),
+        "nobody": _return(NOBODY),
+        "servers": _servers(members),
+    }
+    lines = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(values)
     return "\n".join(line for line in lines.splitlines() if line.strip()) + "\n"
 
 
@@ -276,13 +202,6 @@ class Proxy(Supervised):
                 logger.log(level, "request", extra={"fields": fields})
 
 
-# Log format of requests that the proxy refused or aborted: JSON, which `Proxy` turns into log lines of the server.
-_LOG = (
-    r'"{\"request_id\":\"%[var(txn.id,-)]\",\"method\":\"%[capture.req.method,json(utf8s)]\",'
-    r'\"route\":\"%[capture.req.uri,json(utf8s)]\",\"status\":%ST,\"total_ms\":%Ta,\"state\":\"%ts\",\"server\":\"%s\"}"'
-)
-
-
 def _servers(members: Sequence[ReplicaInfo]) -> str:
     """Return the lines for replicas.
 
@@ -302,8 +221,14 @@ def _servers(members: Sequence[ReplicaInfo]) -> str:
     return "\n".join(lines)
 
 
-def _failure(status: int, error: S1MiniError) -> str:
-    return f"http-error status {status} {_shaped(error)}"
+def _failures(settings: ServerSettings) -> str:
+    failures = {
+        408: BodyTooSlowError(f"the request body was not received within {settings.body_timeout_s:g} s"),
+        502: ReplicaLostError("the replica that processed this request was lost; send the request again"),
+        503: NOBODY,
+        504: RequestTimeoutError("the replica did not respond in time; send the request again"),
+    }
+    return "\n".join(f"    http-error status {code} {_shaped(error)}" for code, error in failures.items())
 
 
 def _return(error: S1MiniError) -> str:
@@ -337,7 +262,3 @@ def _addresses(given: str) -> str:
         except ValueError:  # a name, which HAProxy cannot compare with addresses
             continue
     return " ".join(found) or "255.255.255.255"
-
-
-def _ms(seconds: float) -> str:
-    return f"{round(seconds * 1000)}ms"
