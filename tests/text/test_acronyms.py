@@ -62,6 +62,7 @@ The As and Bs are in front.|The ays and B's are in front.
 He has straight As.|He has straight ays.
 The three Rs, two Vs and an M.|The three R's, two V's and an M.
 At the FED, BAN THE BAR.|At the fed, ban the bar.
+My GPA and SAT impress DIYers.|My G P A and S A T impress D I Yers.
 Mind your Ps and Qs.|Mind your P's and cues.
 As I said, all As I know.|As I said, all As I know.
 ICE agents had a PET scan and a PIN.|ice agents had a pet scan and a PIN.

@@ -159,7 +159,7 @@ def is_final(text: str, start: int, stop: int, kind: Kind) -> bool:
         return after.end() == len(text) or space.count("\n") > 1
     if word[0].islower():
         return word in SPELT_NUMBERS and kind in ("letters", "other") and _is_before_name(text, start, after, kind)
-    if "\n" in space and kind not in ("title", "letters", "part"):
+    if "\n" in space and kind not in ("title", "letters", "part") and not (kind == "month" and word[0].isdecimal()):
         return True
     if word[0].isdecimal():
         return _is_before_number(text[after.start("word") : after.end() + 30], kind)

@@ -143,7 +143,11 @@ _OFFICE = re.compile(
     r"\b(Sec|Dir|Gov|Pres|Prof|Supt|[Nn]os?)\.(?= (?:of(?! course)|Gen)\b)"
     r"|(?<![\w.'-])(amb|atty|capt|dir|gen|gov|hon|maj|pres|prof|rep|sen|sgt|supt)\.(?= [a-z])"
 )
-_DAY_PAIR = re.compile(r"(?<![\w.'-])(Sat|Sun)\.?(?= ?(?:&|and|/) (?:Sat|Sun|Mon|Fri))|(?<=[&/] )(Sat|Sun)\.(?!\w)")
+_ONE_DAY = re.compile(rf"({_one_of(_SHORT_DAYS)})\b\.?")
+_DAYS = re.compile(  # Fri, Sat & Sun
+    rf"(?<![\w.'-])(?:{_ONE_DAY.pattern}(?:,? (?:&|and|or) |, | ?[&/] ?)){{1,6}}(?:{_one_of(_SHORT_DAYS)})\b"
+    r"(?!['-])\.?(?!\w)"
+)
 _VERSUS = re.compile(
     r"(?<![\w.'-])((?:[A-Z][\w'&-]{1,30}|[A-Z]\.[A-Z])\.?) v\.? (?=(?:[A-Z][a-z]|[A-Z]\.[A-Z]|United)\w)"
 )
@@ -157,7 +161,6 @@ _AT_START = re.compile(r"(?:^|(?<=[.!?] ))(Min|Max)\.(?= [a-z\d])", re.MULTILINE
 _UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty|[Vv]er)(:?) (?=#?\d)")
 _LENGTHS = table("dist=distance, alt=altitude, elev=elevation")
 _OF_LENGTH = re.compile(r":?(?: of)? \d[\d.,]*+ ?(?:k?m|mi|ft|yd|miles|met(?:er|re)s)\b")
-_SLASHED_DAYS = re.compile(rf"(?<![\w/])((?:{_one_of(_SHORT_DAYS)})(?:/(?:{_one_of(_SHORT_DAYS)})){{1,6}})(?![\w/])")
 _SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
 _UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc|bdrms?|blks?)(?![\w./])")
@@ -236,6 +239,11 @@ def _day(found: re.Match[str]) -> str:
     return _SHORT_DAYS[found[1]] + _stop(found, "day")
 
 
+def _days(found: re.Match[str]) -> str:
+    said = _ONE_DAY.sub(lambda day: _SHORT_DAYS[day[1]], found.group()).replace("/", " ")
+    return said + _stop(found, "day")
+
+
 def _month(found: re.Match[str]) -> str:
     stop = _stop(found, "month")
     if stop and found[1] in ("Jan", "Mar") and not _JAN_BEFORE.search(text_before(found, 9)):
@@ -311,10 +319,9 @@ def _letters(found: re.Match[str]) -> str:
 def read_abbreviations(text: str) -> str:
     """Write abbreviations out; keep a dot that also ends the sentence."""
     if "/" in text:
-        text = _SLASHED_DAYS.sub(lambda found: " ".join(_SHORT_DAYS[each] for each in found[1].split("/")), text)
         text = _SLASHED_TITLES.sub(lambda found: " or ".join(_TITLED[each] for each in found.groups()), text)
         text = _SLASHED_FORM.sub(lambda found: _cased(_SLASHED[found.group().lower()], found.group()), text)
-    text = _DAY_PAIR.sub(lambda found: _SHORT_DAYS[found[1] or found[2]], text)
+    text = _DAYS.sub(_days, text)
     text = _UNDOTTED_NUMBERED.sub(
         lambda found: f"{_cased(_BEFORE_NUMBER[found[1].lower()], found[1])}{found[2]} ", text
     )

@@ -25,6 +25,7 @@ _PROPORTION = re.compile(  # a ratio that could be a time: mix 1:10, a 1:12 scal
     r"(?=[ -](?:ratio|scale|odds|mix|mixture|dilution|slope|model|replica)s?\b)",
     re.IGNORECASE,
 )
+_STANDARD = re.compile(r"(\b(?:ISO|IEC|EN|DIN|BS) ?\d{2,5}):((?:19|20)\d\d)\b")  # ISO 9001:2015
 _DURATION = re.compile(r"(?<![\w.:/])([2-5]\d):([0-5]\d)(?![\w:])")
 _VERSES = re.compile(r"(?<![\w.:/])(\d{1,3}):(\d{1,3})[-–](?=\d{1,3}(?![\w:]))")
 
@@ -72,7 +73,7 @@ def read_times(text: str) -> str:
         return text
     text = _VERSES.sub(lambda found: " ".join(cardinal(int(part)) for part in found.groups()[:2]) + " to ", text)
     text = _PROPORTION.sub(_proportion, text)
-    text = _CLOCK.sub(_clock, text)
+    text = _CLOCK.sub(_clock, _STANDARD.sub(lambda found: f"{found[1]} {_year(found[2])}", text))
     text = _DURATION.sub(lambda found: f"{cardinal(int(found[1]))} {_minutes(int(found[2]))}", text)
     return _RATIO.sub(lambda found: f"{cardinal(int(found[1]))} to {cardinal(int(found[2]))}", text)
 

@@ -277,7 +277,7 @@ def _measure(found: re.Match[str]) -> str:
     sign, number, scale, last, gap, unit, dot = found.groups()
     if unit == "K" and gap != " ":
         return found.group()  # 20K is a count
-    if unit in _RISKY and gap == " " and not dot and not _is_length(found):
+    if unit in _RISKY and gap in (" ", "\n") and not dot and not _is_length(found):
         return found.group()
     name = UNITS[unit]
     if _is_exponent(found, 2):

@@ -79,7 +79,7 @@ _TESTS = (
 # Words in capitals that are letters after the first or before the second pattern, and words elsewhere.
 _LETTERED = {
     "SAT": (
-        r"the|an|her|his|my|their|your|our|on|tak\w{1,3}|took|retak\w{1,3}|for|PSAT|ACT|GRE|(?:ACT|GRE) (?:and|or)",
+        r"the|an|her|his|my|their|your|our|on|tak\w{1,3}|took|retak\w{1,3}|for|PSAT|ACT|GRE|(?:ACT|GRE|GPA) (?:and|or)",
         _TESTS,
     ),
     "ACT": (
@@ -153,6 +153,7 @@ _PHONE = re.compile(
 )
 # National numbers with a leading zero, 8 to 12 digits in groups: 020 7946 0123, 01.42.68.53.00, 030/1234567.
 _NATIONAL = re.compile(r"(?<![\w.,/+:-])0\d{1,4}(?:(?: ?[./-] ?| )\d{2,8}){1,5}(?![\w/-]|[.,:]\d)")
+_EXTENSION = re.compile(r"(?<=\d-\d{4}) ?x(?=\d{1,5}\b)")
 _WORDS_DIALLED = re.compile(
     r"(?<![\w.,/-])(1-8(?:00|33|44|55|66|77|88))-((?:[A-Z]{2,8}|\d{1,4})(?:-(?:[A-Z]{2,8}|\d{1,4})){0,2})(?!\w)"
 )
@@ -209,7 +210,7 @@ def _phone(found: re.Match[str]) -> str:
 def _national(found: re.Match[str]) -> str:
     groups = re.findall(r"\d+", found.group())
     is_date = [len(group) for group in groups] in ([2, 2, 4], [2, 2, 2])
-    most = 14 if groups[0].startswith("00") else 12
+    most = 14 if groups[0].startswith(("00", "011")) else 12
     is_span = "-" in found.group() and all(re.fullmatch("(?:[01]\\d|2[0-4])[0-5]\\d", group) for group in groups)
     is_phone = (
         not is_span and 8 <= sum(map(len, groups)) <= most and (len(groups) > 2 or len(groups[-1]) > 3) and not is_date
@@ -228,7 +229,7 @@ def _words_dialled(found: re.Match[str]) -> str:
 
 def read_phones(text: str) -> str:
     """Spell out telephone, card and zip numbers, and dialled codes, digit by digit."""
-    text = _NATIONAL.sub(_national, _PHONE.sub(_phone, text))
+    text = _NATIONAL.sub(_national, _PHONE.sub(_phone, _EXTENSION.sub(" extension ", text)))
     text = _WORDS_DIALLED.sub(_words_dialled, text) if "1-8" in text else text
     text = _EITHER_DIALLED.sub(lambda found: f"{found[1]}{digits(found[2])}{found[3]}{digits(found[4])}", text)
     text = _OWN_NUMBER.sub(lambda found: found[1] + digits(found[2]), _DIALLED.sub(_dialled, text))
@@ -501,7 +502,7 @@ _LETTERS_OF = re.compile(  # two Bs, straight As
     r"five|six|seven|eight|nine|ten|\d{1,2}) )([ARSV])s(?= (?:and|or|but|in|on|for|from|this)\b|[.,;:!?)]|$))",
     re.MULTILINE,
 )
-_CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})(s'(?=\s)|s|'s|ed|ing)?(?![\w])(?:-(?=[A-Z]\b))?")
+_CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})(s'(?=\s)|s|'s|ed|ing|ers?)?(?![\w])(?:-(?=[A-Z]\b))?")
 _NEXT = re.compile(r"[^\w.!?]{1,3}([A-Z]{2,20})\b")
 _BEFORE = re.compile(r"\b([A-Z]{2,20})[^\w.!?]{1,3}$")
 _CAPITAL_VOWEL = re.compile("[AEIOUY]")
