@@ -329,7 +329,7 @@ def test_a_message_that_cannot_be_pickled_fails_only_its_own_request(single: Eng
         __slots__ = ()
 
     assert single._running is not None
-    process = single._running._process
+    process = single._running.process
     with pytest.raises(RuntimeError, match=r"Can't (get|pickle) local object.*the log has the traceback"):
         chunks_of(single, TTSRequest.of(Unknown("Hi.")))
     with pytest.raises(RuntimeError, match="the log has the traceback"):
@@ -338,7 +338,7 @@ def test_a_message_that_cannot_be_pickled_fails_only_its_own_request(single: Eng
         single._running.call("stream", "Hi.").result(EVENTUALLY_S)
 
     assert chunks_of(single, TTSRequest.of("Hi.", seed=1, max_new_tokens=4))
-    assert single._running._process is process
+    assert single._running.process is process
     wait_until(lambda: single.health_check()["requests"] == 0)
 
 
@@ -353,7 +353,7 @@ def test_messages_are_sent_although_one_between_them_cannot_be_pickled() -> None
             name="test",
             on_message=unsent.append,
             on_unsent=lambda message, error: unsent.append((message, type(error))),
-            on_end=lambda: None,
+            on_end=lambda _: None,
         )
         for message in ("Hi.", lock, "Bye."):
             sender.send(message)
@@ -406,11 +406,11 @@ def test_metrics_of_a_process_that_does_not_answer_are_the_last_known_ones(
     assert single._running is not None
     chunks_of(single, TTSRequest.of("Hi.", seed=1, max_new_tokens=4))
     expected = single.families()
-    single._running._process.send_signal(signal.SIGSTOP)
+    single._running.process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(engine_process, "PROBE_S", 0.1)
 
     assert single.families() == expected
-    single._running._process.send_signal(signal.SIGCONT)
+    single._running.process.send_signal(signal.SIGCONT)
 
 
 PARENT = """
@@ -436,8 +436,8 @@ def test_a_process_that_hangs_ends_with_the_server() -> None:
 
 def test_silence_during_a_suspension_of_the_server_does_not_count(single: EngineProcess) -> None:
     assert single._running is not None
-    process = single._running._process
-    single._running._heard -= 1e6
+    process = single._running.process
+    single._running.heard -= 1e6
     single._running._checked -= 1e6
 
     assert single.state().is_ready
@@ -460,7 +460,7 @@ def test_a_process_that_hangs_is_killed_ends_its_requests_and_fails_the_engine(
     single: EngineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert single._running is not None
-    process = single._running._process
+    process = single._running.process
 
     async def speak() -> None:
         async for _ in single.submit(TTSRequest.of(LONG_SPEECH["text"], seed=1)):
@@ -483,7 +483,7 @@ def test_a_process_that_hangs_is_killed_by_a_stop_without_draining(
 ) -> None:
     monkeypatch.setattr(engine_process, "STOP_S", 0.1)
     assert single._running is not None
-    process = single._running._process
+    process = single._running.process
     process.send_signal(signal.SIGSTOP)
     for _ in range(3):
         single._running.call("count_tokens", "Hi. " * 2**20)  # more than the pipe holds
@@ -496,7 +496,7 @@ def test_a_process_that_hangs_is_killed_by_a_stop_without_draining(
 def test_signals_to_the_group_leave_the_end_of_the_engine_to_the_server(apart: Door) -> None:
     assert isinstance(apart.engine, EngineProcess)
     assert apart.engine._running is not None
-    process = apart.engine._running._process
+    process = apart.engine._running.process
     for number in (signal.SIGINT, signal.SIGTERM):
         process.send_signal(number)
 

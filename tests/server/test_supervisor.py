@@ -16,9 +16,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from s1_mini.remote import process
+from s1_mini.remote import child as child_module
 from s1_mini.remote import replica as replica_module
-from s1_mini.remote.process import Supervised
+from s1_mini.remote.child import Supervised
 from s1_mini.remote.replica import Replica
 from s1_mini.remote.supervisor import AdminRoutes
 from s1_mini.server.member import ReplicaInfo
@@ -80,7 +80,7 @@ def test_a_replica_that_answers_is_heard_however_late_the_supervisor_is(
     answering.start()
     replica.heard = float("-inf")
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
-        runner.run(replica.check())
+        runner.run(replica.check_health())
     answering.join()
 
     assert replica.heard > 0
@@ -93,21 +93,21 @@ def test_a_replica_that_accepts_connections_without_answering_is_silent(
 ) -> None:
     monkeypatch.setattr(replica_module, "SILENT_S", 0.05)
     replica.heard = float("-inf")
-    asyncio.run(replica.check())
+    asyncio.run(replica.check_health())
 
     assert replica.heard == float("-inf")
 
 
 def test_the_time_by_which_the_supervisor_is_late_is_not_the_childs_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(child_module, "time", SimpleNamespace(monotonic=lambda: now))
 
     class Child(Supervised):
         starting_s = 0.0
         owes_answer = True
         num_checks = 0
 
-        async def check(self) -> None:
+        async def check_health(self) -> None:
             def fall_behind() -> None:
                 nonlocal now
                 now += 100.0
@@ -118,8 +118,8 @@ def test_the_time_by_which_the_supervisor_is_late_is_not_the_childs_silence(monk
                 self.is_ending = True
                 self.end(15)
 
-    child = Child([sys.executable, "-c", "input()"], None, start_s=float("inf"), silent_s=15)
-    child.pipes = {"stdin": asyncio.subprocess.PIPE}
+    program = "import time; time.sleep(600)"
+    child = Child([sys.executable, "-c", program], None, name="test", start_s=float("inf"), silent_s=15)
     asyncio.run(child.keep())
 
     assert child.num_checks >= 3

@@ -1,4 +1,4 @@
-"""Messages between two processes over two pipes, and the messages between a server and its engine's process.
+"""Messages between two processes over two pipes: those of an engine's process, and those of a stage's worker.
 
 A message is any object that can be pickled. All messages that wait are written as one record: the sizes of its parts, a
 table with a row for each chunk of audio, a pickle of everything else, the arrays of the pickle, and the samples of the
@@ -8,6 +8,7 @@ chunks. Only for processes that trust each other.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import struct
 import sys
@@ -21,9 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from s1_mini.config import EngineConfig
 from s1_mini.exceptions import S1MiniError
-from s1_mini.metrics import EngineMetrics
 from s1_mini.types import AudioChunk, EngineState, TTSRequest
 
 if sys.platform == "linux":
@@ -37,17 +36,10 @@ STATUS_S = 0.05  # interval at which the engine's state is sent, if it has chang
 HEARTBEAT_S = 1.0  # interval at which the state is sent even if it has not changed
 WINDOW_S = 5.0  # unread seconds of audio from which a request is paused; audio that is generated later is held back
 _SIZE = struct.Struct("<Q")
-_HEAD = struct.Struct("<QQQ")  # chunks, arrays, bytes of the pickle
+_MARK = b"s1m\n"  # begins each record, so that other output of a process is noticed
+_HEAD = struct.Struct("<4sQQQ")  # mark, chunks, arrays, bytes of the pickle
 _ROW = struct.Struct("<QIII?3x")  # number of the request, samples, Hz, frames, whether the samples are int16
 _NO_DETAILS = (None, None, None, None, (), ())
-
-
-class Start(NamedTuple):
-    """The first message to the engine's process. The answer is `Result` with `Facts`, or `Failed`."""
-
-    config: EngineConfig
-    metrics: EngineMetrics  # of earlier processes, to be continued
-    log_level: int
 
 
 class Speak(NamedTuple):
@@ -82,7 +74,7 @@ class Cancel(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Call a method of the engine. The answer is `Result` or `Failed`."""
+    """Call a method of the other process. The answer is `Result` or `Failed`. The first call, `START`, starts it."""
 
     number: int
     method: str
@@ -91,7 +83,7 @@ class Call(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Properties of a started engine."""
+    """Properties of a started engine: the result of its start."""
 
     directory: Path  # of the checkpoint
     health: dict[str, Any]
@@ -142,7 +134,15 @@ class Log(NamedTuple):
     record: logging.LogRecord
 
 
-START = 0  # number of the answer to `Start`
+class Made(NamedTuple):
+    """The next tokens of a sequence, and whether it is complete."""
+
+    number: int
+    tokens: Sequence[int]
+    is_last: bool
+
+
+START = 0  # number of the first call
 
 
 class Channel:
@@ -159,11 +159,11 @@ class Channel:
         name: str,
         on_message: Callable[[Any], None],
         on_unsent: Callable[[Any, Exception], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[Exception | None], None],
         expand: Callable[[list[Any]], list[Any]] | None = None,
         tick_s: float | None = None,
     ) -> None:
-        """`on_message` receives messages, and `on_end` is called at the end of the input, both in one thread.
+        """`on_message` receives messages, and `on_end` the end of the input, maybe with an error, both in one thread.
 
         The other thread writes. `expand` turns the objects passed to `send` into the messages to write. It is also
         called, with an empty list, if nothing is sent for `tick_s`. `on_unsent` receives a message that cannot be
@@ -206,9 +206,9 @@ class Channel:
                         self._write_messages(messages)
         except OSError:  # the other process has ended, which `_read` notices
             pass
-        except Exception:  # nothing can be sent any more
+        except Exception as error:  # nothing can be sent any more
             traceback.print_exc()
-            self._on_end()
+            self._on_end(error)
 
     def _write_messages(self, messages: list[Any]) -> None:
         try:
@@ -237,9 +237,11 @@ class Channel:
                 while (messages := read_messages(self._source)) is not None:
                     for message in messages:
                         self._on_message(message)
-        except Exception:  # nothing can be received any more
+        except Exception as error:  # nothing can be received any more
             traceback.print_exc()
-        self._on_end()
+            self._on_end(error)
+        else:
+            self._on_end(None)
 
 
 _END = object()
@@ -251,6 +253,18 @@ def portable(error: BaseException) -> Exception:
         logger.error("a call of the engine failed", exc_info=error)
         return RuntimeError(f"{type(error).__name__}: {error}; the log has the traceback")
     return error.with_traceback(None)  # the frames of a traceback refer to the error
+
+
+def own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Reserve standard input and output for messages, and return them as files.
+
+    Libraries, and processes that they start, then read nothing, and what they print goes to standard error.
+    """
+    source, target, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    return os.fdopen(source, "rb", BUFFER_BYTES), os.fdopen(target, "wb", BUFFER_BYTES)
 
 
 def enlarge_pipe(end: BinaryIO) -> None:
@@ -283,7 +297,7 @@ def write_messages(target: BinaryIO, messages: list[Any]) -> None:
     arrays: list[pickle.PickleBuffer] = []
     content = pickle.dumps((details, others), 5, buffer_callback=arrays.append)
     views = [array.raw() for array in arrays]
-    head = _HEAD.pack(len(rows), len(views), len(content))
+    head = _HEAD.pack(_MARK, len(rows), len(views), len(content))
     target.write(b"".join([head, *rows, *(_SIZE.pack(view.nbytes) for view in views), content]))
     for view in views:
         target.write(view)
@@ -293,9 +307,12 @@ def write_messages(target: BinaryIO, messages: list[Any]) -> None:
 
 
 def read_messages(source: BinaryIO) -> list[Any] | None:
-    """Read one record; return None at the end of the input, even within a record."""
+    """Read one record; return None at the end of the input, even within a record. Raises `ValueError` for no record."""
     try:
-        num_rows, num_arrays, content_size = _HEAD.unpack(_read_exactly(source, _HEAD.size))
+        head = _read_exactly(source, _HEAD.size)
+        mark, num_rows, num_arrays, content_size = _HEAD.unpack(head)
+        if mark != _MARK:
+            raise ValueError(bytes(head))
         rows = list(_ROW.iter_unpack(_read_exactly(source, num_rows * _ROW.size)))
         sizes = [size for (size,) in _SIZE.iter_unpack(_read_exactly(source, num_arrays * _SIZE.size))]
         content, *arrays = [_read_exactly(source, size) for size in (content_size, *sizes)]

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
 from math import inf
-from typing import Any, BinaryIO, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import Output, OutputQueue
@@ -29,13 +27,11 @@ from s1_mini.exceptions import ConfigurationError, EngineNotReadyError
 from s1_mini.families.find import Checkpoint
 from s1_mini.metrics import MetricFamily
 from s1_mini.remote.channel import (
-    BUFFER_BYTES,
     START,
     WINDOW_S,
     Audio,
     Call,
     Cancel,
-    Channel,
     Facts,
     Failed,
     Held,
@@ -43,12 +39,11 @@ from s1_mini.remote.channel import (
     Pause,
     Result,
     Speak,
-    Start,
     Status,
     Text,
-    enlarge_pipe,
     portable,
 )
+from s1_mini.remote.child import Child, python
 from s1_mini.remote.devices import sees_gpu
 from s1_mini.runtime.process import refuse_fork
 from s1_mini.speech_engine import SpeechEngine
@@ -58,23 +53,20 @@ P = ParamSpec("P")
 Value = TypeVar("Value")
 logger = logging.getLogger(__name__)
 
-# Program of the process: it imports the same modules as this process, and none from the working directory. The server
-# decides when it ends. If the server ends first, Linux kills it (prctl, PR_SET_PDEATHSIG), even if it hangs.
+# Program of the process. The server decides when it ends. If the server ends first, Linux kills it (prctl,
+# PR_SET_PDEATHSIG), even if it hangs.
 CHILD = """
-import ctypes, json, signal, sys
+import ctypes, signal
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: None)  # handlers, unlike SIG_IGN, are not inherited
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-sys.path[:] = json.loads(sys.argv[1])
 from s1_mini.remote.engine_worker import main
 main()
 """
 PROBE_S = 2.0  # timeout of a health check
 CALL_S = 30.0  # timeout of other calls that a thread waits for
-UNSEEN_S = 5.0  # without a check for so long, this process was suspended, and the silence of the other means nothing
 STOP_S = 3.0  # time for the engine to stop without draining; then its process is killed. A server's exit leaves 5 s
-EXIT_S = 10.0  # time for the process to exit after the engine has stopped; then it is killed
 
 
 class Incoming:
@@ -105,8 +97,10 @@ class Incoming:
                 self._send(Pause(self._number, is_paused=False))
 
 
-class EngineLink:
+class EngineLink(Child):
     """One running process of an engine. Thread-safe."""
+
+    talks = True
 
     def __init__(self, config: EngineConfig, engine: EngineProcess) -> None:
         """Start the process and wait until its engine has started. On Linux, the process ends with the calling thread.
@@ -116,58 +110,32 @@ class EngineLink:
         Raises the errors of `ProductionTTSEngine.start`, and `EngineNotReadyError` if the process exits. As in all
         answers of the process, an error that is not an `S1MiniError` arrives as `RuntimeError`.
         """
-        self._engine, self._silent_s = engine, config.stuck_after_s
+        super().__init__(python(CHILD), name="engine")
+        self._engine = engine
         self._state, self.voice_names = EngineState("stopped"), list[str]()
-        self._heard = self._checked = time.monotonic()  # when the process sent its last message; the last `check`
-        self._numbers = itertools.count(START + 1)
+        self._numbers = itertools.count(START)
         self._outputs: dict[int, Incoming] = {}
-        started: Future[Facts] = Future()
-        self._calls: dict[int, Future[Any]] = {START: started}
-        self._is_closing = self._is_over = False
-        self._process = subprocess.Popen(  # noqa: S603 - this Python and a module of ours
-            [sys.executable, "-P", "-c", CHILD, json.dumps(list(map(str, sys.path)))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=BUFFER_BYTES,
-            # The process must neither open a window nor react to a Ctrl-C that is meant for the server.
-            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-            start_new_session=True,
-        )
-        source, target = cast("BinaryIO", self._process.stdout), cast("BinaryIO", self._process.stdin)
-        enlarge_pipe(source)
-        enlarge_pipe(target)
-        self._channel = Channel(
-            source,
-            target,
-            name="engine",
-            on_message=self._receive,
-            on_unsent=lambda message, error: self._fail(getattr(message, "number", START), portable(error)),
-            on_end=self._end,
-        )
-        self._channel.start()
-        self._channel.send(Start(config, engine.metrics, logging.getLogger().level))
+        self._calls: dict[int, Future[Any]] = {}
+        self._is_over = False
+        self.launch()
         try:
-            self.facts = started.result()
+            self.facts: Facts = self.call("start", config, engine.metrics, logging.getLogger().level).result()
         except BaseException:
-            self._end_process()
+            self.stop()
             raise
         self._known: dict[str, Any] = {"health_check": self.facts.health, "families": list(engine.metrics.families())}
         self.description = Checkpoint(self.facts.directory).description
-
-    @property
-    def process_id(self) -> int:
-        return self._process.pid
 
     def submit(self, request: TTSRequest, *, streams: bool, as_int16: bool) -> Output:
         """Submit a request; the output raises its errors. Raises `ParameterError` for a `TextStream` in use."""
         number, stream = next(self._numbers), request.stream
         queue = OutputQueue(partial(self._cancel, number))
-        output, self._outputs[number] = Output(queue), Incoming(number, queue, self._channel.send)
+        output, self._outputs[number] = Output(queue), Incoming(number, queue, self.send)
         queue.on_take = partial(self._resume, number)
-        self._channel.send(Speak(number, replace(request, stream=None), streams, as_int16, stream is not None))
+        self.send(Speak(number, replace(request, stream=None), streams, as_int16, stream is not None))
         if stream is not None:
             try:
-                stream.attach(lambda piece, is_last: self._channel.send(Text(number, piece, is_last)))
+                stream.attach(lambda piece, is_last: self.send(Text(number, piece, is_last)))
             except BaseException:
                 output.close()
                 raise
@@ -180,7 +148,7 @@ class EngineLink:
         number, future = next(self._numbers), Future[Any]()
         self._calls[number] = future
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
-        self._channel.send(Call(number, method, args, options))
+        self.send(Call(number, method, args, options))
         if self._is_over:
             self._end_all()
         return future
@@ -210,7 +178,7 @@ class EngineLink:
 
     def _probe(self, method: str) -> tuple[Any, bool]:
         """Call a method without arguments. Return the last known result, and whether the process has answered."""
-        if time.monotonic() - self._heard > PROBE_S:  # it does not even send its state
+        if time.monotonic() - self.heard > PROBE_S:  # it does not even send its state
             return self._known[method], False
         asked = self.call(method)
         try:
@@ -221,15 +189,11 @@ class EngineLink:
         return self._known[method], True
 
     def _check(self) -> None:
-        """Kill the process if it has sent nothing for `stuck_after_s`, because it hangs."""
-        now = time.monotonic()
-        if now - self._checked > UNSEEN_S:
-            self._heard = now
-        self._checked = now
-        if now - self._heard > self._silent_s and not self._is_closing:
-            logger.error("the engine's process has sent nothing for %g s; killing it", self._silent_s)
-            self._state = EngineState("failed")
-            self._process.kill()
+        """Kill the process if it hangs."""
+        if not self.is_ending:
+            self.check(self._engine.config.stuck_after_s)
+            if self.verdict:
+                self._state = EngineState("failed")
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
         """Stop the engine, and end the process."""
@@ -238,26 +202,21 @@ class EngineLink:
         while not wait([stopping], PROBE_S if drains else STOP_S).done:
             self._check()
             if not drains and time.monotonic() >= until:
-                logger.error("the engine's process did not stop within %g s; killing it", STOP_S)
-                self._process.kill()
-        self._end_process()
+                self.kill(f"it did not stop within {STOP_S:g} s")
+        self.stop()
         with suppress(EngineNotReadyError):  # the process has ended
             self._engine.metrics = stopping.result()
 
-    def _end_process(self) -> None:
-        self._is_closing = True
-        killer = threading.Timer(EXIT_S, self._process.kill)
-        killer.start()
-        self._channel.close()  # waits while the pipe is full
-        self._process.wait()
-        killer.cancel()
-        self._channel.join()
+    def kill(self, verdict: str = "") -> None:
+        if verdict and not self.verdict:
+            logger.error("killing the engine's process: %s", verdict)
+        super().kill(verdict)
 
     def _cancel(self, number: int) -> None:
         """Forget a request or a call, and cancel it. The garbage collector may call this, so it takes no lock."""
         self._outputs.pop(number, None)
         self._calls.pop(number, None)
-        self._channel.send(Cancel(number))
+        self.send(Cancel(number))
 
     def _resume(self, number: int) -> None:
         if (incoming := self._outputs.get(number)) is not None:
@@ -265,8 +224,7 @@ class EngineLink:
 
     # ---- in the reading thread ------------------------------------------------------------------------------------
 
-    def _receive(self, message: Any) -> None:
-        self._heard = time.monotonic()
+    def receive(self, message: Any) -> None:
         match message:
             case Audio():
                 self._deliver(message)
@@ -301,13 +259,14 @@ class EngineLink:
             with suppress(InvalidStateError):  # cancelled at this moment
                 future.set_exception(error)
 
-    def _end(self) -> None:
-        """End everything that is open after the process has ended or closed its output."""
-        if not (self._is_closing or self._is_over):
+    def on_unsent(self, message: Any, error: Exception) -> None:
+        self._fail(message.number, portable(error))
+
+    def on_exit(self, exit_code: int) -> None:
+        """End everything that is open."""
+        if not self.is_ending:
             self._state = EngineState("failed")
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(EXIT_S)
-            logger.error("the engine's process ended", extra={"fields": {"exit_code": self._process.returncode}})
+            logger.error("the engine's process ended", extra={"fields": {"exit_code": exit_code}})
         self._is_over = True
         self._end_all()
 
@@ -344,7 +303,7 @@ class EngineProcess(SpeechEngine):
         """Id of the process; 0 before the start and after `stop`."""
         refuse_fork()
         link = self._running
-        return link.process_id if link else 0
+        return link.pid if link else 0
 
     def _load(self, config: EngineConfig) -> EngineLink:
         """Start the process. Raises the errors of `EngineLink`."""

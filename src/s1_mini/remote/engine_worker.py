@@ -1,6 +1,6 @@
 """The process of an engine, started by `EngineProcess`.
 
-It receives `Start` and further messages on standard input, and ends when its input ends, so that it never outlives the
+It receives messages on standard input, and ends when its input ends, so that it never outlives the
 server. Its standard output has its answers; its log records are messages too, so that the server formats them.
 """
 
@@ -23,7 +23,6 @@ from s1_mini.core.output_queue import Output
 from s1_mini.engine import ProductionTTSEngine
 from s1_mini.files import delete_temporary_folders
 from s1_mini.remote.channel import (
-    BUFFER_BYTES,
     HEARTBEAT_S,
     START,
     STATUS_S,
@@ -38,13 +37,12 @@ from s1_mini.remote.channel import (
     Pause,
     Result,
     Speak,
-    Start,
     Status,
     Text,
+    own_pipes,
     portable,
     read_messages,
 )
-from s1_mini.remote.token_server import take_output
 from s1_mini.runtime.process import IdleCollector, prepare_process
 from s1_mini.text_stream import BackgroundTextStream
 from s1_mini.types import AudioChunk, EngineState, TTSRequest
@@ -120,7 +118,7 @@ class EngineWorker:
         self._collector = IdleCollector()
 
     def run(self) -> None:
-        """Start the engine, answer `Start`, and serve until the process ends."""
+        """Start the engine, answer the first call, and serve until the process ends."""
         self._channel.start()
         self._spawn(START, self._start())
         self._loop.run_forever()
@@ -273,31 +271,23 @@ def _portable_record(record: logging.LogRecord) -> logging.LogRecord:
     return known
 
 
-def _exit() -> None:
+def _exit(_: Exception | None) -> None:
     """End the process without waiting for its threads: a GPU may hang."""
     delete_temporary_folders()
     os._exit(0)
 
 
-def take_input() -> int:
-    """Reserve standard input for messages, and return its descriptor; libraries and their processes read nothing."""
-    source, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    return source
-
-
 def main() -> None:
     """Serve one engine until the input ends."""
-    source, target = os.fdopen(take_input(), "rb", BUFFER_BYTES), os.fdopen(take_output(), "wb", BUFFER_BYTES)
+    source, target = own_pipes()
     keep_out()
     messages = read_messages(source)
     if messages is None:
         return
-    start: Start = messages[0]
-    engine = ProductionTTSEngine(start.config)
-    engine.metrics = start.metrics
+    config, metrics, log_level = messages[0].args
+    engine = ProductionTTSEngine(config)
+    engine.metrics = metrics
     worker = EngineWorker(engine, source, target)
-    logging.basicConfig(level=start.log_level, handlers=[LogSender(worker.send)], force=True)
+    logging.basicConfig(level=log_level, handlers=[LogSender(worker.send)], force=True)
     prepare_process()
     worker.run()

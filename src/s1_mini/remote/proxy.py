@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 import time
-from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,7 @@ from string import Template
 
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, RequestTimeoutError, S1MiniError
 from s1_mini.extras import require
-from s1_mini.remote.process import Supervised, bound
+from s1_mini.remote.child import Supervised, bound
 from s1_mini.server.connections import SEND_BUFFER_BYTES
 from s1_mini.server.errors import (
     BodyTooSlowError,
@@ -148,6 +147,7 @@ async def _command(folder: Path, command: str) -> None:
 class Proxy(Supervised):
     """HAProxy as a supervised process. While it restarts, the port stays bound, so that new connections wait."""
 
+    logs = True
     starting_s = 0.02
 
     def __init__(
@@ -162,8 +162,9 @@ class Proxy(Supervised):
     ) -> None:
         path = folder / "haproxy.cfg"
         path.write_text(config, encoding="utf-8")
-        super().__init__(bound([binary, "-db", "-f", str(path)], os.getpid()), None, start_s=START_S, silent_s=START_S)
-        self.pipes = {"stdout": PIPE, "stderr": STDOUT, "pass_fds": listeners, "start_new_session": True}
+        command = bound([binary, "-db", "-f", str(path)], os.getpid())
+        super().__init__(command, None, name="proxy", start_s=START_S, silent_s=START_S)
+        self.pass_fds = listeners
         self._folder, self._on_ready, self._on_end = folder, on_ready, on_end
 
     @property
@@ -176,7 +177,7 @@ class Proxy(Supervised):
         (self._folder / STATES).write_text("now up\n", encoding="ascii")
         (self._folder / COMMANDS).unlink(missing_ok=True)
 
-    async def check(self) -> None:
+    async def check_health(self) -> None:
         """Wait for the command socket, which exists once the proxy accepts connections."""
         if not self.is_ready and (self._folder / COMMANDS).exists():
             self.is_ready = True
@@ -185,21 +186,18 @@ class Proxy(Supervised):
     async def on_end(self, exit_code: int | None) -> None:
         await self._on_end(self, exit_code)
 
-    async def on_start(self, process: asyncio.subprocess.Process) -> None:
-        """Log the proxy's output: requests that it refused or aborted, and its own messages."""
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            text = line.decode(errors="replace").strip()
-            try:
-                fields = json.loads(text)
-            except ValueError:
-                if text:
-                    logger.info("proxy", extra={"fields": {"text": text}})
-                continue
-            if not fields["state"].startswith("C"):  # C: aborted by the client, which the replica logs
-                fields["route"] = fields["route"].partition("?")[0][:200]
-                level = logging.WARNING if fields["status"] >= 500 else logging.INFO
-                logger.log(level, "request", extra={"fields": fields})
+    def on_line(self, line: str) -> None:
+        """Log a line of the proxy: a request that it refused or aborted, or a message of its own."""
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            if line:
+                logger.info("proxy", extra={"fields": {"text": line}})
+            return
+        if not fields["state"].startswith("C"):  # C: aborted by the client, which the replica logs
+            fields["route"] = fields["route"].partition("?")[0][:200]
+            level = logging.WARNING if fields["status"] >= 500 else logging.INFO
+            logger.log(level, "request", extra={"fields": fields})
 
 
 def _servers(members: Sequence[ReplicaInfo]) -> str:

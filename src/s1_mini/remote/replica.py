@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from s1_mini.remote.process import Supervised, bound
+from s1_mini.remote.child import Supervised, bound
 from s1_mini.server.member import ReplicaInfo
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ START_S = 1800.0  # timeout until `/ready` first answers 200; kernels may have t
 class Replica(Supervised):
     """Handle of one replica: starts it, checks its health, sends it requests over its Unix socket."""
 
-    pipes: Mapping[str, Any] = {"start_new_session": True}
-
     def __init__(
         self,
         member: ReplicaInfo,
@@ -48,7 +46,7 @@ class Replica(Supervised):
         identity = ["--index", member.name, "--count", str(member.count), "--socket", str(member.socket)]
         identity += ["--keeps-voices"] if member.keeps_voices else []
         command = bound([sys.executable, "-m", PROCESS, *identity, *options], os.getpid())
-        super().__init__(command, environment, start_s=START_S, silent_s=SILENT_S)
+        super().__init__(command, environment, name=f"replica {member.name}", start_s=START_S, silent_s=SILENT_S)
         self.member, self._admit, self._on_end = member, admit, on_end
         self._has_answered = False
         self._prober = ThreadPoolExecutor(1, f"s1-mini probe of replica {member.name}")
@@ -68,7 +66,7 @@ class Replica(Supervised):
 
     def health(self) -> dict[str, Any]:
         """Return the state and the number of starts for `/health`."""
-        is_running = self.process is not None and self.process.returncode is None
+        is_running = self.process is not None and not self.has_exited.is_set()
         state = "ready" if self.is_ready else "starting" if is_running else "waiting to start"
         return {"replica": self.member.name, "state": state, "starts": self.num_starts}
 
@@ -86,7 +84,7 @@ class Replica(Supervised):
         self.member.socket.unlink(missing_ok=True)
         self._has_answered = False
 
-    async def check(self) -> None:
+    async def check_health(self) -> None:
         """Request `/ready`; admit the replica when it answers with 200."""
         status = await asyncio.get_running_loop().run_in_executor(self._prober, self._probe)
         if status is None:

@@ -36,8 +36,8 @@ from starlette.routing import Route
 
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import EngineNotReadyError
+from s1_mini.remote.child import Supervised
 from s1_mini.remote.devices import LocalMachine, assign_device
-from s1_mini.remote.process import Supervised
 from s1_mini.remote.proxy import ADMIN, Proxy, describe_proxy, refuse_all, route
 from s1_mini.remote.replica import Replica
 from s1_mini.server.connections import open_more_files, openable

@@ -1,21 +1,19 @@
-"""The worker's side of the pipes of `tokens.py`, which describes the messages.
+"""The worker's side of the messages of `tokens.py`.
 
-The worker runs in its own environment, which may have other versions of all packages, so this module imports as little
-as possible.
+The worker runs in its own environment, which may have other versions of all packages except this one.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from s1_mini.exceptions import ConfigurationError
+from s1_mini.exceptions import ConfigurationError, GenerationError
+from s1_mini.remote.channel import START, Cancel, Channel, Failed, Made, Result, own_pipes, portable
 
 Begun = tuple[int, list[int], bool]  # number of a sequence, its new tokens, whether it is complete
 
@@ -42,8 +40,17 @@ def serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[st
 
     Never returns, because libraries with their own threads make an orderly exit slow.
     """
+    inbox: SimpleQueue[Any] = SimpleQueue()
+    channel = Channel(
+        *own_pipes(),
+        name="server",
+        on_message=inbox.put,
+        on_unsent=lambda _, error: traceback.print_exception(error),
+        on_end=lambda _: os._exit(0),
+    )
+    channel.start()
     try:
-        _serve(open_maker)
+        _serve(open_maker, inbox, channel)
     except BaseException:  # the process ends, and nothing else prints the error
         traceback.print_exc()
         sys.stderr.flush()
@@ -51,60 +58,36 @@ def serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[st
     os._exit(0)
 
 
-def _serve(open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[str, Any]]]) -> None:
-    output = os.fdopen(take_output(), "wb")
-
-    def send(message: Mapping[str, Any]) -> None:
-        output.write(json.dumps(message).encode() + b"\n")
-        output.flush()
-
-    inbox: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    threading.Thread(target=_listen, args=(inbox,), daemon=True).start()
+def _serve(
+    open_maker: Callable[[Mapping[str, Any]], tuple[TokenMaker, Mapping[str, Any]]],
+    inbox: SimpleQueue[Any],
+    channel: Channel,
+) -> None:
     try:
-        maker, facts = open_maker(inbox.get()["open"])
+        maker, facts = open_maker(*inbox.get().args)
     except ConfigurationError as error:
-        send({"refused": str(error)})
+        channel.send(Failed(START, portable(error)))
+        channel.close()
         return
-    send({"ready": dict(facts)})
+    channel.send(Result(START, dict(facts)))
     while True:
-        _take_in(inbox, maker, send)
-        made = [list(each) for each in maker.step()]
-        if made:
-            send({"made": made})
+        _take_in(inbox, maker, channel)
+        for made in maker.step():
+            channel.send(Made(*made))
 
 
-def _take_in(inbox: SimpleQueue[dict[str, Any]], maker: TokenMaker, send: Callable[[Mapping[str, Any]], None]) -> None:
+def _take_in(inbox: SimpleQueue[Any], maker: TokenMaker, channel: Channel) -> None:
     """Handle all pending messages; if no sequence is unfinished, wait for a message."""
     while True:
         try:
             message = inbox.get(block=not maker.has_work)
         except Empty:
             return
-        if "drop" in message:
-            maker.drop(message["drop"])
+        if isinstance(message, Cancel):
+            maker.drop(message.number)
             continue
         try:
-            maker.begin(message["begin"], message)
+            maker.begin(message.number, *message.args)
         except Exception as error:  # any error of the generator ends the sequence
-            send(
-                {
-                    "failed": message["begin"],
-                    "error": f"the worker rejected the request: {type(error).__name__}: {error}",
-                }
-            )
-
-
-def _listen(inbox: SimpleQueue[dict[str, Any]]) -> None:
-    """Queue messages until the input ends, then end the process."""
-    try:
-        for line in sys.stdin.buffer:
-            inbox.put(json.loads(line))
-    finally:
-        os._exit(0)
-
-
-def take_output() -> int:
-    """Reserve standard output for messages, and return its descriptor; prints of libraries go to standard error."""
-    output = os.dup(1)
-    os.dup2(2, 1)
-    return output
+            reason = f"the worker rejected the request: {type(error).__name__}: {error}"
+            channel.send(Failed(message.number, GenerationError(reason)))

@@ -13,7 +13,6 @@ import json
 import logging
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from s1_mini.config import EngineConfig
+from s1_mini.remote.child import Child, python
 from s1_mini.runtime.compiled import Compilable
 from s1_mini.runtime.loader import LoadedCheckpoint, first_line
 from s1_mini.runtime.process import num_cores
@@ -37,10 +37,8 @@ LIMIT_S = 600.0  # timeout of the compiler process
 POLL_INTERVAL_S = 0.25  # poll interval while the compiler process runs
 
 CHILD = """
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop(1))
 from s1_mini.kernels.compiled.ahead import main
-sys.exit(main(json.loads(sys.argv.pop(1))))
+sys.exit(main(json.loads(sys.argv[1])))
 """
 
 
@@ -105,30 +103,17 @@ class AheadCompiler:
     def _compile(self, missing: Mapping[Path, Compilable]) -> bool:
         """Compile in a child process; return False if the engine stops first. Raises `RuntimeError` if it fails."""
         parts = json.dumps([(each.module, list(each.formats), str(path)) for path, each in missing.items()])
-        paths = json.dumps([str(path) for path in sys.path])  # so that the child imports the same modules
-        # On Windows, the child must neither open a window nor react to a Ctrl-C that is meant for the engine.
-        flags = getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
-        until = time.monotonic() + LIMIT_S
-        with tempfile.TemporaryFile() as stderr:
-            child = subprocess.Popen(  # noqa: S603 - this Python and a module of ours
-                [sys.executable, "-P", "-c", CHILD, paths, parts],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                creationflags=flags,
-                start_new_session=True,
-            )
-            while child.poll() is None and time.monotonic() < until:
-                if self._stopped.wait(POLL_INTERVAL_S):
-                    # The child continues. A thread waits for its end, because otherwise a zombie process would remain.
-                    threading.Thread(target=child.wait, name="s1_mini compiler's end", daemon=True).start()
-                    return False
-            if child.poll() is None:
-                child.kill()
-            if child.wait():
-                stderr.seek(0)
-                last = stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
-                raise RuntimeError(last or f"the compiler process ended with exit code {child.returncode}")
+        child = Child(python(CHILD, parts), name="compiler")
+        child.logs, child.flags = True, getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0)
+        child.launch()
+        while not child.has_exited.wait(POLL_INTERVAL_S):
+            if self._stopped.is_set():
+                return False  # the child continues
+            if time.monotonic() - child.began > LIMIT_S:
+                child.kill(f"it took longer than {LIMIT_S:g} s")
+        if code := child.returncode:
+            last = next(filter(None, reversed(child.lines)), "")
+            raise RuntimeError(child.verdict or last or f"the compiler process ended with exit code {code}")
         return not self._stopped.is_set()
 
     def _use(self, work: Sequence[Compilable], when: str) -> bool:
