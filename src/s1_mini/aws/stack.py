@@ -38,6 +38,7 @@ class Stacks:
         self._waiter = Waiter(display or Display(), limit_s, sleep)
         with explained(About(region=region)):
             self.clients = Clients(region, profile)
+        self._progress = _Progress(self.clients, self._waiter)
 
     def create(self, deployment: Deployment, *, wait: bool = True) -> None:
         """Create the endpoint, or run the batch.
@@ -46,7 +47,7 @@ class Stacks:
         """
         name = deployment.name
         preflight.check_instance_types(deployment)
-        with self._explained(name, "create"):
+        with _explained(self.clients, name, "create"):
             owner = preflight.account(self.clients)
             deployment.check_region(self.clients.region)
             self._check_free(deployment)
@@ -62,14 +63,14 @@ class Stacks:
                 ClientRequestToken=uuid.uuid4().hex,  # makes a retry after a lost response idempotent
             )
         if wait:
-            self._watch(stack["StackId"], name, "create", set())
+            self._progress.watch(stack["StackId"], name, "create", set())
 
     def update(self, deployment: Deployment, *, wait: bool = True) -> bool:
         """Change the endpoint and keep its scaling; return False if there is nothing to change."""
         if deployment.form == "batch":
             raise ConfigurationError("form='batch': a batch cannot be updated; run `s1-mini endpoint create`")
         preflight.check_instance_types(deployment)
-        with self._explained(deployment.name, "update"):
+        with _explained(self.clients, deployment.name, "update"):
             owner = preflight.account(self.clients)
             deployment.check_region(self.clients.region)
             stack, before = self._changeable(deployment.name)
@@ -79,18 +80,18 @@ class Stacks:
 
     def autoscale(self, name: str, scaling: Scaling | None) -> bool:
         """Change only the scaling (None: remove it); return False if there is nothing to change."""
-        with self._explained(name, "autoscale"):
+        with _explained(self.clients, name, "autoscale"):
             stack, before = self._changeable(name)
         return self._change(stack, before.changed(scaling=scaling), wait=True)
 
     def plan_scaling(self, name: str, scaling: Scaling) -> Deployment:
         """Return the deployment that `autoscale` would submit."""
-        with self._explained(name, "plan"):
+        with _explained(self.clients, name, "plan"):
             return self._changeable(name)[1].changed(scaling=scaling)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return the state of the endpoint and its resources."""
-        with self._explained(name, "describe"):
+        with _explained(self.clients, name, "describe"):
             stack = self._find(name)
             if stack is None:
                 if (job := batch.describe(self.clients, name)) is not None:
@@ -99,7 +100,7 @@ class Stacks:
             resources = self._resources(stack)
             endpoint = self._endpoint(resources) or {}
             deployment = self._deployment(stack)
-            events = [] if _is_busy(stack) else self._events(stack["StackId"])
+            events = [] if _is_busy(stack) else self._progress.events(stack["StackId"])
         why = endpoint.get("FailureReason") or _first_failure(events)
         return {
             "name": name,
@@ -132,7 +133,7 @@ class Stacks:
 
     def delete(self, name: str) -> None:
         """Delete the stack and the batch of that name; an endpoint without a stack and its models are refused."""
-        with self._explained(name, "delete"):
+        with _explained(self.clients, name, "delete"):
             stack = self._find(name)
             if stack is None:
                 # The endpoint is looked up first, because its model may have a name like the models of a batch.
@@ -141,18 +142,15 @@ class Stacks:
                 return
             if stack["StackStatus"].startswith("UPDATE_") and _is_busy(stack):
                 raise _busy(name, stack)
-            seen = {event["EventId"] for event in self._events(stack["StackId"])}
+            seen = {event["EventId"] for event in self._progress.events(stack["StackId"])}
             self._cloudformation.delete_stack(StackName=stack["StackId"])
-        self._watch(stack["StackId"], name, "delete", seen)
-        with self._explained(name, "delete"):
+        self._progress.watch(stack["StackId"], name, "delete", seen)
+        with _explained(self.clients, name, "delete"):
             batch.delete(self.clients, name, self._waiter)
 
     @property
     def _cloudformation(self) -> Any:
         return self.clients["cloudformation"]
-
-    def _explained(self, name: str, verb: str) -> Any:
-        return explained(About(name, self.clients.region, f"{verb} {name}"))
 
     def _find(self, name: str) -> dict[str, Any] | None:
         """Return the stack of `name`, or None.
@@ -210,8 +208,8 @@ class Stacks:
 
     def _change(self, stack: Mapping[str, Any], deployment: Deployment, *, wait: bool) -> bool:
         name, stack_id, title = deployment.name, stack["StackId"], stack["StackName"]
-        with self._explained(name, "update"):
-            seen = {event["EventId"] for event in self._events(stack_id)}
+        with _explained(self.clients, name, "update"):
+            seen = {event["EventId"] for event in self._progress.events(stack_id)}
             change = self._cloudformation.create_change_set(
                 StackName=title,
                 ChangeSetName=f"update-{uuid.uuid4().hex}",
@@ -223,7 +221,7 @@ class Stacks:
                 return False
             self._cloudformation.execute_change_set(ChangeSetName=change, StackName=title)
         if wait:
-            self._watch(stack_id, name, "update", seen)
+            self._progress.watch(stack_id, name, "update", seen)
         return True
 
     def _is_ready(self, change: str, title: str) -> bool:
@@ -238,51 +236,6 @@ class Stacks:
                 raise DeploymentError(f"CloudFormation rejected the change: {why}")
             self._waiter.sleep(POLL_S / 5)
         return True
-
-    def _watch(self, stack_id: str, name: str, verb: str, seen: set[str]) -> None:
-        """Show events until the stack has a final state. Raises `DeploymentError` unless it succeeded."""
-        going_on = f"AWS continues to {verb} {name}: `s1-mini endpoint describe {name}` shows its progress" + (
-            f", `s1-mini endpoint delete {name}` removes it" if verb == "create" else ""
-        )
-        try:
-            with self._explained(name, verb), self._waiter.display.waiting(f"{verb} {name}") as show:
-                status, events = self._wait(stack_id, seen, show)
-        except KeyboardInterrupt:
-            raise DeploymentError(f"interrupted. {going_on}") from None
-        except DeploymentError as error:
-            raise DeploymentError(f"{str(error).rstrip('.')}. {going_on}") from error
-        if status == f"{verb.upper()}_COMPLETE":
-            return
-        if not status:
-            raise DeploymentError(f"{verb} {name}: not finished after {self._waiter.limit_s:.0f} s. {going_on}")
-        cause = reason(_first_failure(events), name, self.clients.region).rstrip(".")
-        ending = {
-            "DELETE_COMPLETE": f"Nothing that was created for {name} is left",
-            "UPDATE_ROLLBACK_COMPLETE": f"{name} runs again as before",
-            "UPDATE_ROLLBACK_FAILED": "The rollback failed as well: run `aws cloudformation continue-update-rollback "
-            f"--stack-name {stack_name(name)}`",
-        }.get(status, f"Resources are left: run `s1-mini endpoint delete {name}`")
-        raise DeploymentError(f"{verb} {name}: {cause}. {ending}")
-
-    def _wait(self, stack_id: str, seen: set[str], show: Callable[[str], None]) -> tuple[str, list[dict[str, Any]]]:
-        begin, fresh = time.monotonic(), []
-        while True:
-            status = self._cloudformation.describe_stacks(StackName=stack_id)["Stacks"][0]["StackStatus"]
-            for event in self._events(stack_id):
-                if event["EventId"] not in seen:
-                    seen.add(event["EventId"])
-                    fresh.append(event)
-                    show(f"{event['LogicalResourceId']} {event['ResourceStatus']}")
-            if status in FINAL or status in BROKEN:
-                return status, fresh
-            if time.monotonic() - begin >= self._waiter.limit_s:
-                return "", fresh
-            self._waiter.sleep(POLL_S)
-
-    def _events(self, stack_id: str) -> list[dict[str, Any]]:
-        """Return the events of the stack, the oldest first."""
-        pages = self._cloudformation.get_paginator("describe_stack_events").paginate(StackName=stack_id)
-        return [event for page in pages for event in page["StackEvents"]][::-1]
 
     def _resources(self, stack: Mapping[str, Any]) -> list[dict[str, Any]]:
         pages = self._cloudformation.get_paginator("list_stack_resources").paginate(StackName=stack["StackId"])
@@ -309,6 +262,62 @@ class Stacks:
             f"endpoint {name} does not exist in {self.clients.region}: set --region to its region, or create it with "
             f"`s1-mini endpoint create {name} …`"
         )
+
+
+class _Progress:
+    """The events of stacks that AWS is changing."""
+
+    def __init__(self, clients: Clients, waiter: Waiter) -> None:
+        self._clients, self._waiter = clients, waiter
+
+    def watch(self, stack_id: str, name: str, verb: str, seen: set[str]) -> None:
+        """Show events until the stack has a final state. Raises `DeploymentError` unless it succeeded."""
+        going_on = f"AWS continues to {verb} {name}: `s1-mini endpoint describe {name}` shows its progress" + (
+            f", `s1-mini endpoint delete {name}` removes it" if verb == "create" else ""
+        )
+        try:
+            with _explained(self._clients, name, verb), self._waiter.display.waiting(f"{verb} {name}") as show:
+                status, events = self._wait(stack_id, seen, show)
+        except KeyboardInterrupt:
+            raise DeploymentError(f"interrupted. {going_on}") from None
+        except DeploymentError as error:
+            raise DeploymentError(f"{str(error).rstrip('.')}. {going_on}") from error
+        if status == f"{verb.upper()}_COMPLETE":
+            return
+        if not status:
+            raise DeploymentError(f"{verb} {name}: not finished after {self._waiter.limit_s:.0f} s. {going_on}")
+        cause = reason(_first_failure(events), name, self._clients.region).rstrip(".")
+        ending = {
+            "DELETE_COMPLETE": f"Nothing that was created for {name} is left",
+            "UPDATE_ROLLBACK_COMPLETE": f"{name} runs again as before",
+            "UPDATE_ROLLBACK_FAILED": "The rollback failed as well: run `aws cloudformation continue-update-rollback "
+            f"--stack-name {stack_name(name)}`",
+        }.get(status, f"Resources are left: run `s1-mini endpoint delete {name}`")
+        raise DeploymentError(f"{verb} {name}: {cause}. {ending}")
+
+    def _wait(self, stack_id: str, seen: set[str], show: Callable[[str], None]) -> tuple[str, list[dict[str, Any]]]:
+        begin, fresh = time.monotonic(), []
+        while True:
+            status = self._clients["cloudformation"].describe_stacks(StackName=stack_id)["Stacks"][0]["StackStatus"]
+            for event in self.events(stack_id):
+                if event["EventId"] not in seen:
+                    seen.add(event["EventId"])
+                    fresh.append(event)
+                    show(f"{event['LogicalResourceId']} {event['ResourceStatus']}")
+            if status in FINAL or status in BROKEN:
+                return status, fresh
+            if time.monotonic() - begin >= self._waiter.limit_s:
+                return "", fresh
+            self._waiter.sleep(POLL_S)
+
+    def events(self, stack_id: str) -> list[dict[str, Any]]:
+        """Return the events of the stack, the oldest first."""
+        pages = self._clients["cloudformation"].get_paginator("describe_stack_events").paginate(StackName=stack_id)
+        return [event for page in pages for event in page["StackEvents"]][::-1]
+
+
+def _explained(clients: Clients, name: str, verb: str) -> Any:
+    return explained(About(name, clients.region, f"{verb} {name}"))
 
 
 def stack_name(name: str) -> str:

@@ -116,17 +116,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would lead to whatever Host the request names
     )
-    accounts = Accounts(
-        {
-            Resource.CONNECTIONS: settings.max_connections,
-            Resource.SESSIONS: settings.max_websockets,
-            Resource.REQUESTS: settings.max_requests,
-            Resource.BODY_BYTES: settings.max_bodies_bytes,
-            Resource.AUDIO_BYTES: settings.max_audio_bytes,
-        },
-        by_client=settings.fairness == "client",
-        max_requests_per_client=settings.max_requests_per_client,
-    )
+    accounts = _accounts(settings)
     gate = AdmissionController(engine, settings, accounts)
     state = ServerState(
         engine,
@@ -149,7 +139,25 @@ def create_app(
         app.include_router(router)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
-    app.add_middleware(AdmissionMiddleware, gate=gate, accounts=accounts, settings=settings)
+    _add_middleware(app, state)
+    return app
+
+
+def _accounts(settings: ServerSettings) -> Accounts:
+    limits = {
+        Resource.CONNECTIONS: settings.max_connections,
+        Resource.SESSIONS: settings.max_websockets,
+        Resource.REQUESTS: settings.max_requests,
+        Resource.BODY_BYTES: settings.max_bodies_bytes,
+        Resource.AUDIO_BYTES: settings.max_audio_bytes,
+    }
+    by_client = settings.fairness == "client"
+    return Accounts(limits, by_client=by_client, max_requests_per_client=settings.max_requests_per_client)
+
+
+def _add_middleware(app: FastAPI, state: ServerState) -> None:
+    settings = state.settings
+    app.add_middleware(AdmissionMiddleware, gate=state.gate, accounts=state.accounts, settings=settings)
     app.add_middleware(AccessLogMiddleware, meter=state.meter, namespace=settings.cloudwatch_namespace)
     if settings.cors_origins:
         app.add_middleware(
@@ -166,7 +174,6 @@ def create_app(
                 "Retry-After",
             ],
         )
-    return app
 
 
 @asynccontextmanager
