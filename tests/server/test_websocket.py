@@ -17,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import encode
+from s1_mini.text.split import cut_arriving
 from tests.server.conftest import Clock, Door, serving
 from waiting import EVENTUALLY_S, wait_until
 
@@ -199,6 +200,38 @@ def test_a_text_of_one_letter_a_message_is_cut_at_its_sentences(door: Door) -> N
 
     texts = [message["text"] for message in messages if message["type"] == "audio.start"]
     assert " ".join(text.strip() for text in texts) == "Dr. Smith is in. He waits."
+
+
+def test_the_work_on_a_text_in_tiny_pieces_is_in_proportion_to_its_length(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = 0
+
+    def cut(text: str) -> tuple[str, str]:
+        nonlocal looked_at
+        looked_at += len(text)
+        return cut_arriving(text)
+
+    monkeypatch.setattr("s1_mini.server.session.cut_arriving", cut)
+    text = "No. 5 " * 50  # has no complete sentence
+    with session(door) as socket:
+        say(socket, **CONFIG)
+        for piece in [*text, *[""] * len(text)]:
+            say(socket, type="input.text", text=piece)
+        say(socket, type="input.clear")
+        socket.recv(timeout=EVENTUALLY_S)
+
+    assert looked_at < 50 * len(text)
+
+
+def test_a_sentence_is_spoken_as_soon_as_the_text_after_it_pauses(door: Door) -> None:
+    with session(door) as socket:
+        say(socket, **CONFIG)
+        for piece in ("The rain has stopped, and the streets are full of people again.", " ", "S"):
+            say(socket, type="input.text", text=piece)
+        started = json.loads(socket.recv(timeout=EVENTUALLY_S))
+
+    assert (started["type"], started["text"][-6:]) == ("audio.start", "again.")
 
 
 def test_text_in_pieces_has_the_pauses_of_the_whole_text(door: Door, small_engine: ProductionTTSEngine) -> None:

@@ -37,13 +37,14 @@ from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
 from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import names_in_markup, own_voice
-from s1_mini.text.markup import begins_ssml, cut_documents, last_voice, may_begin_ssml
-from s1_mini.text.split import EarlyStart, Stretches, cut_arriving, ends_sentence
+from s1_mini.text.markup import begins_ssml, cut_documents, last_voice, may_begin_ssml, may_end_document
+from s1_mini.text.split import UNREAD_S, EarlyStart, Stretches, cut_arriving, ends_sentence, is_due
 from s1_mini.text.tidy import is_speakable
 from s1_mini.text_stream import BackgroundTextStream
 from s1_mini.types import AudioFormat
 
 Options = TypeVar("Options", bound=BaseModel)
+Cut = TypeVar("Cut", str, list[str])
 
 SMALL_TEXT = 2000  # texts up to this many characters are split in the event loop; longer ones take milliseconds
 LEAD_S = 0.3  # the beginning of a sentence is spoken this many seconds before the client runs out of audio
@@ -235,17 +236,28 @@ class Session:
         if streams:
             self._write(track, text)
             return
-        text, track.rest = track.rest + text, ""
-        cut = cut_documents if is_ssml else _cut_sentences if splits else _cut_nothing
-        if len(text) <= SMALL_TEXT:
-            pieces, track.rest = cut(text)
-        else:
-            pieces, track.rest = await in_turn(self.state, cut, text)
-        for piece in pieces:
-            self._put(track, piece, is_alone=is_ssml)
-            await asyncio.sleep(0)  # a message may hold a thousand documents
+        if not text:
+            return
+        before, track.rest = track.rest, track.rest + text
+        if is_ssml and may_end_document(before, text):
+            documents, track.rest = await self._cut(track, cut_documents)
+            track.num_seen = 0
+            for document in documents:
+                self._put(track, document, is_alone=True)
+                await asyncio.sleep(0)  # a message may hold a thousand documents
+        elif not is_ssml and splits and is_due(track.rest, track.num_seen):
+            self._put_sentences(track, *await self._cut(track, cut_arriving))
         self._arriving, self._last_text = track, time.monotonic()
         self._has_moved.set()
+
+    async def _cut(self, track: Track, cut: Callable[[str], tuple[Cut, str]]) -> tuple[Cut, str]:
+        """Return what is complete of the track's text, and the rest; cut long texts in a thread."""
+        text, track.rest = track.rest, ""
+        return cut(text) if len(text) <= SMALL_TEXT else await in_turn(self.state, cut, text)
+
+    def _put_sentences(self, track: Track, whole: str, rest: str) -> None:
+        track.rest, track.num_seen = rest, len(rest)
+        self._put(track, whole)
 
     @property
     def _splits(self) -> bool:
@@ -303,26 +315,30 @@ class Session:
         Return the seconds until the next check; None to check when text arrives or was spoken.
         """
         track, now = self._arriving, time.monotonic()
-        if track is None or self.queue or not track.rest:
+        if track is None or not track.rest or not self._splits or self._streams_text(track.config):
             return None
+        if self._is_ssml(track, track.rest):
+            return None
+        if track.num_seen < len(track.rest):
+            if (left_s := self._last_text + UNREAD_S - now) > 0:
+                return left_s
+            self._put_sentences(track, *cut_arriving(track.rest))
         start = track.config.early_start(self.state.settings)
-        if start == EarlyStart() or track.config.text_type != "text" or self._is_ssml(track, track.rest):
-            return None
-        if not self._splits:
+        if self.queue or start == EarlyStart() or track.config.text_type != "text":
             return None
         if (left_s := self.queue.runs_dry - LEAD_S - now) > 0:
             return left_s
         left_s = self._last_text + start.pause_s - now
         piece, rest = start.cut(track.rest, has_paused=start.pause_s > 0 and left_s <= 0)
         if piece:
-            track.rest = rest
+            track.rest, track.num_seen = rest, len(rest)
             self._put(track, piece, continues=not ends_sentence(piece))
         return left_s if left_s > 0 and not piece else None
 
     def flush(self, track: Track, *, is_last: bool = False) -> None:
         """Speak the unfinished sentence too. `is_last`: the text is complete, and is refused if it says nothing."""
         self.end_stream(track)
-        text, track.rest = track.rest, ""
+        text, track.rest, track.num_seen = track.rest, "", 0
         is_alone = self._is_ssml(track, text) or not self._splits
         self._put(track, text, is_last=is_last, is_flushed=True, is_alone=is_alone)
 
@@ -354,7 +370,7 @@ class Session:
 
     async def clear(self, track: Track) -> None:
         """Drop the text of the track that is not spoken yet, and stop its audio at once."""
-        track.stream, track.rest, track.voice, track.stretches = None, "", "", Stretches()
+        track.stream, track.rest, track.num_seen, track.voice, track.stretches = None, "", 0, "", Stretches()
         await self.queue.clear(track)
 
     def end(self) -> None:
@@ -377,15 +393,6 @@ class Session:
 
     async def send_bytes(self, content: bytes) -> None:
         await self._socket.send_bytes(content)
-
-
-def _cut_sentences(text: str) -> tuple[list[str], str]:
-    whole, rest = cut_arriving(text)
-    return [whole], rest
-
-
-def _cut_nothing(text: str) -> tuple[list[str], str]:
-    return [], text
 
 
 def _parse(text: str, protocol: Protocol) -> Any:

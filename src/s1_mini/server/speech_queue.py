@@ -37,6 +37,7 @@ class Track:
 
     config: SessionConfig
     rest: str = ""  # beginning of a sentence or SSML document whose end has not arrived
+    num_seen: int = 0  # characters of `rest` that were looked at: they have no complete sentence
     voice: str = ""  # mark of the current voice, such as [clara], in a text with marks
     stretches: Stretches = field(default_factory=Stretches)  # what was spoken last
     says: bool | None = None  # whether the text so far has anything to speak; None before any text

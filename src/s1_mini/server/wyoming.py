@@ -36,7 +36,7 @@ from s1_mini.server.speech import speak
 from s1_mini.server.state import ServerState
 from s1_mini.server.voice_names import own_voice
 from s1_mini.text.markup import begins_ssml
-from s1_mini.text.split import EarlyStart, Stretches, cut_arriving, ends_sentence
+from s1_mini.text.split import UNREAD_S, EarlyStart, Stretches, cut_arriving, ends_sentence, is_due
 from s1_mini.text.tidy import is_speakable
 from s1_mini.types import Joined, TTSRequest, VoiceInfo
 from s1_mini.version import __version__
@@ -289,7 +289,7 @@ class _Connection:
 
         With the settings for an early start, the first text may be only the beginning of a sentence.
         """
-        rest, pause_s, start = "", 0.0, StartOptions().early_start(self._state.settings)
+        rest, num_seen, pause_s, start = "", 0, 0.0, StartOptions().early_start(self._state.settings)
         stretches = Stretches()
         while True:
             event = await self._next(pause_s)
@@ -298,22 +298,25 @@ class _Connection:
             if event is not None:
                 # Other events are ignored: Home Assistant also sends the whole text as `synthesize`, for servers that
                 # do not stream.
-                if not SynthesizeChunk.is_type(event.type):
+                if not SynthesizeChunk.is_type(event.type) or not (text := _text_of(event)):
                     continue
-                rest += _text_of(event)
+                rest += text
             if (allowed := self._state.engine.config.max_text_length) < len(rest):
                 raise TextError(
                     "text", f"has over {allowed} characters; send smaller chunks, or less text if it is SSML"
                 )
             if not cuts or (self._state.engine.config.accept_ssml and begins_ssml(rest)):
+                pause_s = 0.0
                 continue
+            if event is not None and not is_due(rest, num_seen):
+                pause_s = UNREAD_S
+                continue
+            is_new = len(rest) > num_seen
             whole, rest = await self._cut(rest)
-            beginning = ""
-            if not whole:
-                beginning, rest = start.cut(rest, has_paused=event is None)
+            beginning, rest = ("", rest) if whole else start.cut(rest, has_paused=not is_new)
             if whole or beginning:
                 start = EarlyStart()
-            pause_s = start.pause_s if event is not None else 0.0
+            num_seen, pause_s = len(rest), start.pause_s if is_new else 0.0
             text = whole or beginning
             if not is_speakable(text):
                 stretches.skip(text)

@@ -40,6 +40,7 @@ _RATE = re.compile(r"([+-]?)(\d{1,6}(?:\.\d{0,6})?)(%?)")
 _VOLUME = re.compile(r"([+-]\d{1,6}(?:\.\d{0,6})?)dB", re.IGNORECASE)
 _SSML_STARTS = ("<speak", "<?xml")
 _DOCUMENT_END = re.compile(r"(?s:<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z))|(?P<end></speak\s*>)")
+_END_TAG = re.compile(r"</speak\s*+>")
 _BRACKETS = re.compile(r"\[(?:pause ([^\[\]\n]{1,24})|([A-Za-z0-9][A-Za-z0-9_-]{0,63}))\](?!\()")
 _LINE_NAME = re.compile(r"^[^\S\n]*+\[([A-Za-z][A-Za-z0-9_-]{0,63})\](?!\()", re.MULTILINE)
 
@@ -134,6 +135,11 @@ def cut_documents(text: str) -> tuple[list[str], str]:
             documents.append(text[begin : found.end()].lstrip())  # white space may not precede an XML declaration
             begin = found.end()
     return documents, text[begin:]
+
+
+def may_end_document(rest: str, text: str) -> bool:
+    """Return whether `text`, which arrives after `rest`, may complete an SSML document."""
+    return _END_TAG.search(rest[max(0, rest.rfind("<")) :] + text) is not None
 
 
 def last_voice(text: str, voices: Container[str]) -> str | None:

@@ -53,6 +53,8 @@ def _num_flag_letters(text: str, end: int) -> int:
 
 PIECE_BYTES = 200  # maximum size of a piece, unless the settings or the checkpoint have another
 MAX_REST = 1000  # characters of arriving text that may wait for the end of a sentence
+MIN_GROWTH = 16  # an unfinished sentence is looked at again once it is longer by a part in this many
+UNREAD_S = 0.1  # or when no text has arrived for this long
 MAX_MARKS = 16  # characters of marks and space between two words where an unfinished sentence is cut
 MIN_CLAUSE_BYTES = 12  # shortest clause that is spoken early: it lasts most of a second, enough to generate the next
 
@@ -156,6 +158,14 @@ def cut_arriving(text: str) -> tuple[str, str]:
         cut = rest.rfind(" ", 1, MAX_REST) + 1 or MAX_REST
         whole, rest = whole + rest[:cut], rest[cut:]
     return whole, rest
+
+
+def is_due(text: str, num_seen: int) -> bool:
+    """Return whether an arriving text, whose first `num_seen` characters have no complete sentence, is to be cut.
+
+    Cutting takes a time proportional to the length, so a text that arrives in tiny pieces is not cut for each of them.
+    """
+    return len(text) > num_seen + num_seen // MIN_GROWTH
 
 
 def split_arriving(text: str) -> tuple[str, str]:
