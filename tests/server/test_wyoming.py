@@ -100,6 +100,36 @@ def test_the_server_describes_its_voices_and_that_it_streams(port: int, robin: s
     assert num_samples(spoken)
 
 
+@pytest.mark.parametrize(
+    ("path", "signature"),
+    [
+        ("/v1/voices", ""),
+        ("/v1/voices", "AWS4-HMAC-SHA256 Credential=any/20261125/us-east-1/polly/aws4_request"),
+        ("/v1/audio/voices", ""),
+        (None, ""),
+    ],
+)
+def test_a_list_of_voices_is_made_outside_the_event_loop(
+    short_engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch, path: str | None, signature: str
+) -> None:
+    loops = []
+
+    class Voices(list[VoiceInfo]):
+        def __iter__(self) -> Iterator[VoiceInfo]:
+            loops.append(asyncio._get_running_loop())
+            return super().__iter__()
+
+    with home(short_engine) as (door, port), door.client() as client:
+        voices = Voices(short_engine.voices())
+        monkeypatch.setattr(short_engine, "voices", lambda: voices)
+        if path is None:
+            exchange(port, Describe(), end=Info)
+        else:
+            assert client.get(path, headers={"Authorization": signature}).status_code == 200
+
+    assert set(loops) == {None}
+
+
 def test_voices_have_the_language_of_their_description_and_the_default_one_is_first() -> None:
     def voice(name: str, description: str, *, is_default: bool = False) -> VoiceInfo:
         return VoiceInfo(name, description, is_default, "checkpoint", 3.0, "")

@@ -232,20 +232,28 @@ async def list_audio_models() -> AudioModels:
     return AudioModels(models=[Named(id=MODEL, name=MODEL)])
 
 
-@openai_router.get("/v1/audio/voices", summary="All voices, in short", responses=failures(503, has_body=False))
-async def list_audio_voices(request: Request) -> AudioVoices:
+# The routes that list voices are no coroutines, so that they run in a thread: there may be a hundred thousand voices.
+@openai_router.get(
+    "/v1/audio/voices",
+    summary="All voices, in short",
+    response_model=AudioVoices,
+    responses=failures(503, has_body=False),
+)
+def list_audio_voices(request: Request) -> Response:
     """List the voices by `id` and `name`."""
-    voices = await asyncio.to_thread(state_of(request).engine.voices)
-    return AudioVoices(voices=[Named(id=voice.name, name=voice.name) for voice in voices])
+    named = [Named(id=voice.name, name=voice.name) for voice in state_of(request).engine.voices()]
+    return Response(AudioVoices(voices=named).model_dump_json(), media_type=JSON)
 
 
-@voices_router.get("/v1/voices", summary="All voices", responses=failures(503, has_body=False))
-async def list_voices(request: Request) -> VoicesAnswer:
+@voices_router.get(
+    "/v1/voices", summary="All voices", response_model=VoicesAnswer, responses=failures(503, has_body=False)
+)
+def list_voices(request: Request) -> Response:
     """List the checkpoint's voices and those that were added."""
     engine, member = ready_engine(request), state_of(request).member
-    voices = await asyncio.to_thread(engine.voices)
+    voices = list(map(VoiceAnswer.of, engine.voices()))
     keeps_added = engine.config.voices_path is not None and (member is None or member.keeps_voices)
-    return VoicesAnswer(voices=[VoiceAnswer.of(voice) for voice in voices], keeps_added=keeps_added)
+    return Response(VoicesAnswer(voices=voices, keeps_added=keeps_added).model_dump_json(), media_type=JSON)
 
 
 @voices_router.get("/v1/voices/{name}", summary="One voice", responses=failures(404, 500, 503, has_body=False))

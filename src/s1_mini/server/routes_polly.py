@@ -112,9 +112,9 @@ def delete_lexicon(request: Request, name: str) -> dict[str, Any]:
 
 
 @signed_router.get("/v1/voices")
-async def describe_voices(request: Request) -> JSONResponse:
+def describe_voices(request: Request) -> JSONResponse:
     """List the voices as Polly does."""
-    voices = await asyncio.to_thread(ready_engine(request).voices)
+    voices = ready_engine(request).voices()
     headers = {"x-amzn-RequestId": record_of(request).id}
     return JSONResponse(polly.describe_voices(voices, request.query_params.get("LanguageCode")), headers=headers)
 

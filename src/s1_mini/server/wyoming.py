@@ -215,7 +215,7 @@ class _Connection:
             await self._wake()
             if (refused := gate.refusal()) is not None:
                 raise refused
-            await self._send(info_of(await asyncio.to_thread(self._state.engine.voices)))
+            await self._send(await asyncio.to_thread(lambda: info_of(self._state.engine.voices()).event()))
         finally:
             gate.leave()
 
@@ -346,7 +346,8 @@ class _Connection:
 
     async def _send(self, message: Any, record: RequestLog | None = None) -> None:
         """Send an event once the client has read enough earlier ones; meanwhile, charge the client for unread audio."""
-        sending = asyncio.ensure_future(async_write_event(message.event(), self._writer))
+        event = message if isinstance(message, Event) else message.event()
+        sending = asyncio.ensure_future(async_write_event(event, self._writer))
         try:
             while not (await asyncio.wait({sending}, timeout=UNREAD_CHECK_S))[0]:
                 if record is not None and record.charge_unread is not None:
