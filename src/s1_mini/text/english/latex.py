@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
 
 from s1_mini.text.english.measures import UNIT, UNITS, plural
 from s1_mini.text.english.numerals import cardinal, ordinal, part_of, parts_of, written
@@ -86,161 +85,161 @@ _SPACE_BEFORE = re.compile(r" (?=[,.;:!?)\]])|(?<=[(\[]) ")
 _ENDINGS = ("th", "st", "nd", "rd")
 
 
-_Reader = Callable[[Any, str, Sequence[str]], list[str]]
+_Reader = Callable[["_Formula", str, Sequence[str]], list[str]]  # name, words read before
 
 
 class _Formula:
     """Parser of one formula."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = _TOKEN.findall(text.replace("{,}", ","))
-        self._at = 0
-        self._depth = 0
-        self._brackets: list[str] = []  # open parentheses, absolute values and sets
+        self.tokens = _TOKEN.findall(text.replace("{,}", ","))
+        self.at = 0
+        self.depth = 0
+        self.brackets: list[str] = []  # open parentheses, absolute values and sets
 
     def read(self) -> str:
-        said = " ".join(part for part in self._until("") if part)
+        said = " ".join(part for part in self.until("") if part)
         return re.sub(r"^[ ,]+|[ ,]+$", "", re.sub(r",(?: ,)+", ",", _SPACE_BEFORE.sub("", said)))
 
-    def _peek(self) -> str:
+    def peek(self) -> str:
         """Return the next symbol that is not white space; empty at the end."""
-        while self._at < len(self._tokens) and self._tokens[self._at].isspace():
-            self._at += 1
-        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+        while self.at < len(self.tokens) and self.tokens[self.at].isspace():
+            self.at += 1
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    def _take(self) -> str:
-        symbol = self._peek()
-        self._at += 1
+    def take(self) -> str:
+        symbol = self.peek()
+        self.at += 1
         return symbol
 
-    def _until(self, end: str) -> list[str]:
+    def until(self, end: str) -> list[str]:
         said: list[str] = []
-        while (symbol := self._peek()) and symbol != end:
-            self._at += 1
-            said += [part for part in self._item(symbol, said) if part]
-        self._at += bool(symbol)
+        while (symbol := self.peek()) and symbol != end:
+            self.at += 1
+            said += [part for part in self.item(symbol, said) if part]
+        self.at += bool(symbol)
         return said
 
-    def _group(self, end: str = "}") -> list[str]:
+    def group(self, end: str = "}") -> list[str]:
         """Read up to `end`; nested too deep, read nothing of its structure."""
-        if self._depth >= MAX_DEPTH:
+        if self.depth >= MAX_DEPTH:
             return []
-        self._depth += 1
-        brackets, self._brackets = self._brackets, []
-        said = self._until(end)
-        self._depth, self._brackets = self._depth - 1, brackets
+        self.depth += 1
+        brackets, self.brackets = self.brackets, []
+        said = self.until(end)
+        self.depth, self.brackets = self.depth - 1, brackets
         return said
 
-    def _argument(self, *, is_script: bool = False) -> list[str]:
-        symbol = self._take()
+    def argument(self, *, is_script: bool = False) -> list[str]:
+        symbol = self.take()
         if symbol == "{":
-            return self._group()
+            return self.group()
         if symbol[:1].isalpha() and symbol.isascii():
-            self._divide(symbol)
+            self.divide(symbol)
             return [symbol[:1]]
         if symbol[:1].isdigit() and not is_script and len(symbol) > 1:
-            self._divide(symbol)
+            self.divide(symbol)
             return [cardinal(int(symbol[0]))]
-        if is_script and symbol in ("-", "+") and self._peek()[:1].isdigit():
-            return [_SIGNS[symbol], written(self._take())]
-        if self._depth >= MAX_DEPTH or not symbol:
+        if is_script and symbol in ("-", "+") and self.peek()[:1].isdigit():
+            return [_SIGNS[symbol], written(self.take())]
+        if self.depth >= MAX_DEPTH or not symbol:
             return []
-        self._depth += 1
-        said = self._item(symbol, [])
-        self._depth -= 1
+        self.depth += 1
+        said = self.item(symbol, [])
+        self.depth -= 1
         return said
 
-    def _divide(self, symbol: str) -> None:
+    def divide(self, symbol: str) -> None:
         """Put all but the first character of the symbol just read back, as a symbol."""
         if len(symbol) > 1:
-            self._tokens[self._at - 1 : self._at] = [symbol[0], symbol[1:]]
+            self.tokens[self.at - 1 : self.at] = [symbol[0], symbol[1:]]
 
-    def _raw(self) -> str:
+    def raw(self) -> str:
         """Return the characters of a group as they are written, without commands and inner braces."""
-        if self._peek() != "{":
-            return self._take()
-        start, depth = self._at, 0
-        while self._at < len(self._tokens):
-            symbol = self._tokens[self._at]
+        if self.peek() != "{":
+            return self.take()
+        start, depth = self.at, 0
+        while self.at < len(self.tokens):
+            symbol = self.tokens[self.at]
             depth += (symbol == "{") - (symbol == "}")
-            self._at += 1
+            self.at += 1
             if not depth:
                 break
-        inner = self._tokens[start + 1 : self._at - 1]
+        inner = self.tokens[start + 1 : self.at - 1]
         return "".join(each for each in inner if each not in "{}$" and not re.match(r"\\[A-Za-z]", each))
 
-    def _item(self, symbol: str, before: Sequence[str]) -> list[str]:
+    def item(self, symbol: str, before: Sequence[str]) -> list[str]:
         """Read one symbol with its arguments; `before` is what was read before it."""
         if symbol[0] == "\\":
-            return self._command(symbol[1:].removesuffix("*"), before)
+            return self.command(symbol[1:].removesuffix("*"), before)
         if symbol[0].isdigit() or symbol[0] == ".":
-            return self._number(symbol)
+            return self.number(symbol)
         if symbol.isalpha() and symbol.isascii():
-            return self._letters(symbol)
-        reader = self.MARKS.get(symbol)
+            return self.letters(symbol)
+        reader = _MARKS.get(symbol)
         return [_SIGNS.get(symbol, symbol)] if reader is None else reader(self, symbol, before)
 
-    def _opening(self, mark: str, before: Sequence[str]) -> list[str]:
+    def opening(self, mark: str, before: Sequence[str]) -> list[str]:
         is_function = before and before[-1] in _APPLIED and (mark == "(" or before[-1] in ("E", "Var"))
-        self._brackets.append("of" if is_function else mark)
+        self.brackets.append("of" if is_function else mark)
         if is_function:
             return ["of"]
-        is_product = before and _is_factor(before[-1]) and "sub" not in before[-2:-1] and not self._is_plain()
+        is_product = before and _is_factor(before[-1]) and "sub" not in before[-2:-1] and not self.is_plain()
         return ["times", mark] if is_product else [mark]
 
-    def _closing(self, mark: str, _: Sequence[str]) -> list[str]:
-        return [] if self._brackets and self._brackets.pop() == "of" else [mark]
+    def closing(self, mark: str, _: Sequence[str]) -> list[str]:
+        return [] if self.brackets and self.brackets.pop() == "of" else [mark]
 
-    def _number(self, symbol: str) -> list[str]:
-        if self._peek() == "/" and symbol.isdecimal():
-            at = self._at
-            self._at += 1
-            below = self._peek()
+    def number(self, symbol: str) -> list[str]:
+        if self.peek() == "/" and symbol.isdecimal():
+            at = self.at
+            self.at += 1
+            below = self.peek()
             if below.isdecimal() and (said := _fraction(symbol, below)):
-                self._at += 1
+                self.at += 1
                 return [said]
-            self._at = at
+            self.at = at
         if symbol == "." or not any(map(str.isdecimal, symbol)):
             return [symbol]
         return [written(symbol)]
 
-    def _letters(self, symbol: str) -> list[str]:
+    def letters(self, symbol: str) -> list[str]:
         if symbol in _FUNCTIONS:
-            return self._command(symbol, ())
+            return self.command(symbol, ())
         is_word = (
-            len(symbol) > 3 - (self._depth > 0) and _VOWEL.search(symbol) and (symbol.islower() or symbol.istitle())
+            len(symbol) > 3 - (self.depth > 0) and _VOWEL.search(symbol) and (symbol.islower() or symbol.istitle())
         )
         said = [symbol] if is_word else list(symbol)
-        return [*said, *self._apply(symbol[-1].isupper() or symbol[-1] in "fghpq")]
+        return [*said, *self.apply(symbol[-1].isupper() or symbol[-1] in "fghpq")]
 
-    def _apply(self, is_function: bool) -> list[str]:
+    def apply(self, is_function: bool) -> list[str]:
         """Read the parenthesis after a function, also after its primes, as "of"."""
         said = []
-        while self._peek() == "'":
-            self._at += 1
+        while self.peek() == "'":
+            self.at += 1
             said.append("prime")
-        at = self._at
-        if (opener := self._peek()) in _SIZES:
-            self._at += 1
-            opener = self._peek()
+        at = self.at
+        if (opener := self.peek()) in _SIZES:
+            self.at += 1
+            opener = self.peek()
         if opener != "(":
-            self._at = at
-        elif is_function or said or self._is_plain(1):
-            self._at += 1
-            self._brackets.append("of")
+            self.at = at
+        elif is_function or said or self.is_plain(1):
+            self.at += 1
+            self.brackets.append("of")
             said.append("of")
         return said
 
-    def _is_plain(self, skip: int = 0) -> bool:
+    def is_plain(self, skip: int = 0) -> bool:
         """Return whether the parenthesis that follows has only x or t, or a list."""
-        inside = "".join(self._tokens[self._at + skip : self._at + skip + 6]).partition(")")
+        inside = "".join(self.tokens[self.at + skip : self.at + skip + 6]).partition(")")
         return bool(inside[1]) and re.fullmatch(r"\A(?:[xt]|[^-+,]*+,[^-+]*+)", inside[0]) is not None
 
-    def _script(self, mark: str, before: Sequence[str]) -> list[str]:
-        start = self._at
-        said = self._argument(is_script=True)
-        raw = "".join(self._tokens[start : self._at]).strip(" {}\\")
-        after = self._apply(bool(before) and before[-1] in (_APPLIED if mark == "_" else "fghF"))
+    def script(self, mark: str, before: Sequence[str]) -> list[str]:
+        start = self.at
+        said = self.argument(is_script=True)
+        raw = "".join(self.tokens[start : self.at]).strip(" {}\\")
+        after = self.apply(bool(before) and before[-1] in (_APPLIED if mark == "_" else "fghF"))
         if mark == "_":
             return ["base", *said, "of"] if before and before[-1] == "log" else ["sub", *said, *after]
         if raw in ("2", "3"):
@@ -253,142 +252,144 @@ class _Formula:
             return [f"-{raw[-2:]}"]
         return [f"to the power of {' '.join(said)}" + "," * (not _COMPOUND.isdisjoint(said)), *after]
 
-    def _bar(self, name: str, before: Sequence[str]) -> list[str]:
-        if "bar" in self._brackets:
-            while self._brackets.pop() != "bar":
+    def bar(self, name: str, before: Sequence[str]) -> list[str]:
+        if "bar" in self.brackets:
+            while self.brackets.pop() != "bar":
                 pass
-            return [","] if self._peek() else []
-        if before and before[-1] not in _OPERATORS and self._brackets:
-            return self._given(name, before)
-        self._brackets.append("bar")
+            return [","] if self.peek() else []
+        if before and before[-1] not in _OPERATORS and self.brackets:
+            return self.given(name, before)
+        self.brackets.append("bar")
         return ["the norm of" if name.endswith("Vert") else "the absolute value of"]
 
-    def _command(self, name: str, before: Sequence[str]) -> list[str]:
-        if reader := self.COMMANDS.get(name):
+    def command(self, name: str, before: Sequence[str]) -> list[str]:
+        if reader := _READERS.get(name):
             return reader(self, name, before)
         if name == "sim" and (not before or before[-1] in _OPERATORS):
             return ["about"]
         said = _COMMANDS.get(name, _SIGNS.get(name, name if len(name) > 1 else ""))
-        applied = self._apply(name in ("Pr", *_FUNCTIONS) or name.lower() in _GREEK)
+        applied = self.apply(name in ("Pr", *_FUNCTIONS) or name.lower() in _GREEK)
         return [said.removesuffix(" of") if "of" in applied else said, *applied]
 
-    def _choose(self, _: str, __: Sequence[str]) -> list[str]:
-        return [*self._argument(), "choose", *self._argument()]
 
-    def _accent(self, name: str, _: Sequence[str]) -> list[str]:
-        inner = self._argument()
-        return ["vector", *inner] if _ACCENTS[name] == "vector" else [*inner, _ACCENTS[name]]
-
-    def _skip(self, name: str, _: Sequence[str]) -> list[str]:
-        """Drop the first group; the begin and the end of an environment are a pause."""
-        self._raw()
-        return [","] if name in ("begin", "end") else []
-
-    def _format(self, name: str, _: Sequence[str]) -> list[str]:
-        if name in ("left", "right", "middle") and self._peek() == ".":
-            self._at += 1
-        return []
-
-    def _row(self, _: str, __: Sequence[str]) -> list[str]:
-        return [","]
-
-    def _given(self, _: str, __: Sequence[str]) -> list[str]:
-        return ["such that" if self._brackets[-1:] == ["set"] else "given"]
-
-    def _set(self, name: str, _: Sequence[str]) -> list[str]:
-        if name == "{":
-            self._brackets.append("set")
-            return ["the set of"]
-        if "set" in self._brackets:
-            while self._brackets.pop() != "set":
-                pass
-        return []
-
-    def _over(self, _: str, __: Sequence[str]) -> list[str]:
-        start = self._at
-        above = self._argument()
-        middle = self._at
-        below = self._argument()
-        numbers = ["".join(self._tokens[a:b]).strip(" {}") for a, b in ((start, middle), (middle, self._at))]
-        if said := _fraction(*numbers):
-            return [said]
-        return [*above, *([","] if not _COMPOUND.isdisjoint(above) else []), "over", *below]
-
-    def _root(self, _: str, __: Sequence[str]) -> list[str]:
-        degree = "square"
-        if self._peek() == "[":
-            self._at += 1
-            start = self._at
-            said = self._group("]")
-            raw = "".join(self._tokens[start : self._at - 1]).strip()
-            degree = {"2": "square", "3": "cube"}.get(raw) or (
-                ordinal(int(raw)) if raw.isdecimal() and 0 < int(raw) < 100 else f"{' '.join(said)}-th"
-            )
-        inner = self._argument()
-        return [f"the {degree} root of", *inner, *([","] if not _COMPOUND.isdisjoint(inner) else [])]
-
-    def _large(self, name: str, _: Sequence[str]) -> list[str]:
-        lower: list[str] = []
-        upper: list[str] = []
-        while self._peek() in ("_", "^", "\\limits", "\\nolimits"):
-            mark = self._take()
-            if mark == "_":
-                lower = self._argument(is_script=True)
-            elif mark == "^":
-                upper = self._argument(is_script=True)
-        is_limit = name.startswith("lim")
-        if not lower and not upper and not is_limit and name in ("max", "min", "sup", "inf"):
-            return [name, *self._apply(True)] if self._peek() == "(" else [name]
-        said = [_LARGE[name]]
-        if is_limit and lower:
-            said += ["as", *("approaches" if each == "to" else each for each in lower)]
-        elif lower and upper:
-            said += ["from", *lower, "to", *upper]
-        elif lower:
-            said += ["over", *lower]
-        return [*said, "of"]
-
-    def _text(self, _: str, before: Sequence[str]) -> list[str]:
-        raw = " ".join(self._raw().split())
-        if before and raw in UNITS and (before[-1].replace("-", "").replace(" ", "").isalpha()) and len(before[-1]) > 1:
-            return [UNITS[raw] if before[-1] == "one" else plural(UNITS[raw])]
-        return [raw, *self._apply(True)] if raw else []
-
-    def _norm(self, _: str, before: Sequence[str]) -> list[str]:
-        return self._bar("Vert", before)
-
-    def _nothing(self, _: str, __: Sequence[str]) -> list[str]:
-        return []
-
-    def _prime(self, _: str, __: Sequence[str]) -> list[str]:
-        return ["prime"]
-
-    MARKS: ClassVar[dict[str, _Reader]] = {
-        **dict.fromkeys("^_", _script),
-        **dict.fromkeys("([", _opening),
-        **dict.fromkeys(")]", _closing),
-        **dict.fromkeys("{}&~", _nothing),
-        "'": _prime,
-        "|": _bar,
-    }
-    COMMANDS: ClassVar[dict[str, _Reader]] = {
-        **dict.fromkeys(_FRACTIONS, _over),
-        **dict.fromkeys(_BINOMIALS, _choose),
-        **dict.fromkeys(_LARGE, _large),
-        **dict.fromkeys(_TEXTS, _text),
-        **dict.fromkeys(_ACCENTS, _accent),
-        **dict.fromkeys(_FORMATS, _format),
-        **dict.fromkeys(_SKIPPED, _skip),
-        **dict.fromkeys(words("Vert lVert rVert vert lvert rvert"), _bar),
-        "|": _norm,
-        **dict.fromkeys(("\\", "newline"), _row),
-        **dict.fromkeys("{}", _set),
-        "sqrt": _root,
-        "mid": _given,
-    }
+def _choose(formula: _Formula, _: str, __: Sequence[str]) -> list[str]:
+    return [*formula.argument(), "choose", *formula.argument()]
 
 
-_KNOWN = frozenset(_COMMANDS) | frozenset(_Formula.COMMANDS)
+def _accent(formula: _Formula, name: str, _: Sequence[str]) -> list[str]:
+    inner = formula.argument()
+    return ["vector", *inner] if _ACCENTS[name] == "vector" else [*inner, _ACCENTS[name]]
+
+
+def _skip(formula: _Formula, name: str, _: Sequence[str]) -> list[str]:
+    """Drop the first group; the begin and the end of an environment are a pause."""
+    formula.raw()
+    return [","] if name in ("begin", "end") else []
+
+
+def _format(formula: _Formula, name: str, _: Sequence[str]) -> list[str]:
+    if name in ("left", "right", "middle") and formula.peek() == ".":
+        formula.at += 1
+    return []
+
+
+def _given(formula: _Formula, _: str, __: Sequence[str]) -> list[str]:
+    return ["such that" if formula.brackets[-1:] == ["set"] else "given"]
+
+
+def _set(formula: _Formula, name: str, _: Sequence[str]) -> list[str]:
+    if name == "{":
+        formula.brackets.append("set")
+        return ["the set of"]
+    if "set" in formula.brackets:
+        while formula.brackets.pop() != "set":
+            pass
+    return []
+
+
+def _over(formula: _Formula, _: str, __: Sequence[str]) -> list[str]:
+    start = formula.at
+    above = formula.argument()
+    middle = formula.at
+    below = formula.argument()
+    numbers = ["".join(formula.tokens[a:b]).strip(" {}") for a, b in ((start, middle), (middle, formula.at))]
+    if said := _fraction(*numbers):
+        return [said]
+    return [*above, *([","] if not _COMPOUND.isdisjoint(above) else []), "over", *below]
+
+
+def _root(formula: _Formula, _: str, __: Sequence[str]) -> list[str]:
+    degree = "square"
+    if formula.peek() == "[":
+        formula.at += 1
+        start = formula.at
+        said = formula.group("]")
+        raw = "".join(formula.tokens[start : formula.at - 1]).strip()
+        degree = {"2": "square", "3": "cube"}.get(raw) or (
+            ordinal(int(raw)) if raw.isdecimal() and 0 < int(raw) < 100 else f"{' '.join(said)}-th"
+        )
+    inner = formula.argument()
+    return [f"the {degree} root of", *inner, *([","] if not _COMPOUND.isdisjoint(inner) else [])]
+
+
+def _large(formula: _Formula, name: str, _: Sequence[str]) -> list[str]:
+    lower: list[str] = []
+    upper: list[str] = []
+    while formula.peek() in ("_", "^", "\\limits", "\\nolimits"):
+        mark = formula.take()
+        if mark == "_":
+            lower = formula.argument(is_script=True)
+        elif mark == "^":
+            upper = formula.argument(is_script=True)
+    is_limit = name.startswith("lim")
+    if not lower and not upper and not is_limit and name in ("max", "min", "sup", "inf"):
+        return [name, *formula.apply(True)] if formula.peek() == "(" else [name]
+    said = [_LARGE[name]]
+    if is_limit and lower:
+        said += ["as", *("approaches" if each == "to" else each for each in lower)]
+    elif lower and upper:
+        said += ["from", *lower, "to", *upper]
+    elif lower:
+        said += ["over", *lower]
+    return [*said, "of"]
+
+
+def _text(formula: _Formula, _: str, before: Sequence[str]) -> list[str]:
+    raw = " ".join(formula.raw().split())
+    if before and raw in UNITS and (before[-1].replace("-", "").replace(" ", "").isalpha()) and len(before[-1]) > 1:
+        return [UNITS[raw] if before[-1] == "one" else plural(UNITS[raw])]
+    return [raw, *formula.apply(True)] if raw else []
+
+
+def _constant(*said: str) -> _Reader:
+    return lambda *_: list(said)
+
+
+_MARKS: dict[str, _Reader] = {
+    **dict.fromkeys("^_", _Formula.script),
+    **dict.fromkeys("([", _Formula.opening),
+    **dict.fromkeys(")]", _Formula.closing),
+    **dict.fromkeys("{}&~", _constant()),
+    "'": _constant("prime"),
+    "|": _Formula.bar,
+}
+_READERS: dict[str, _Reader] = {
+    **dict.fromkeys(_FRACTIONS, _over),
+    **dict.fromkeys(_BINOMIALS, _choose),
+    **dict.fromkeys(_LARGE, _large),
+    **dict.fromkeys(_TEXTS, _text),
+    **dict.fromkeys(_ACCENTS, _accent),
+    **dict.fromkeys(_FORMATS, _format),
+    **dict.fromkeys(_SKIPPED, _skip),
+    **dict.fromkeys(words("Vert lVert rVert vert lvert rvert"), _Formula.bar),
+    "|": lambda formula, _, before: formula.bar("Vert", before),
+    **dict.fromkeys(("\\", "newline"), _constant(",")),
+    **dict.fromkeys("{}", _set),
+    "sqrt": _root,
+    "mid": _given,
+}
+
+_KNOWN = frozenset(_COMMANDS) | frozenset(_READERS)
 
 
 def _is_factor(word: str) -> bool:
