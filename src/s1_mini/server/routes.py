@@ -232,7 +232,7 @@ async def list_audio_models() -> AudioModels:
     return AudioModels(models=[Named(id=MODEL, name=MODEL)])
 
 
-# The routes that list voices are no coroutines, so that they run in a thread: there may be a hundred thousand voices.
+# The routes that list voices are plain functions, which run in a thread: there may be a hundred thousand voices.
 @openai_router.get(
     "/v1/audio/voices",
     summary="All voices, in short",
