@@ -258,7 +258,7 @@ class _Formula:
                 pass
             return [","] if self.peek() else []
         if before and before[-1] not in _OPERATORS and self.brackets:
-            return self.given(name, before)
+            return _given(self, name, before)
         self.brackets.append("bar")
         return ["the norm of" if name.endswith("Vert") else "the absolute value of"]
 
