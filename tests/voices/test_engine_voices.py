@@ -25,7 +25,7 @@ from s1_mini.exceptions import (
 )
 from s1_mini.types import VoiceInfo
 from s1_mini.voices.library import NamedVoice
-from s1_mini.voices.registry import VoiceDirectory
+from s1_mini.voices.registry import VoiceDirectory, VoiceRegistry
 from tests.voices.conftest import make_voice, settled
 from voice_formats import voice_format
 from waiting import wait_until
@@ -223,6 +223,22 @@ def test_deleting_a_voice_does_not_affect_requests_that_use_it(tiny: Path, folde
         assert list(folder.iterdir()) == []
         with pytest.raises(VoiceNotFoundError, match="available: none"):
             engine.generate("Hello.", voice="mia")
+
+
+def test_adding_a_voice_succeeds_although_another_client_deletes_it_at_once(
+    tiny: Path, tone: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = VoiceRegistry.add
+
+    def add_and_delete(registry: VoiceRegistry, name: str, *voice: Any, **options: Any) -> VoiceInfo:
+        info = add(registry, name, *voice, **options)
+        registry.delete(name)
+        return info
+
+    monkeypatch.setattr(VoiceRegistry, "add", add_and_delete)
+    with engine_of(tiny) as engine:
+        assert engine.add_voice("mia", tone, "Ah.").name == "mia"
+        assert engine.voices() == []
 
 
 def test_a_replaced_voice_with_another_transcript_is_another_prompt(tiny: Path, tone: np.ndarray) -> None:

@@ -77,8 +77,8 @@ class VoiceService:
             voice = dataclasses.replace(encoded, warning="")  # the warning is for the caller, not for the voice's users
             self._synthesizer.prompt(voice)  # raises for a voice that does not fit a slot, before it is stored
             with self._lock:
-                self.registry.add(name, voice, description=description, replace=replace)
-        return dataclasses.replace(self.registry.info(name), warning=encoded.warning or None)
+                info = self.registry.add(name, voice, description=description, replace=replace)
+        return dataclasses.replace(info, warning=encoded.warning or None)
 
     def delete(self, name: str) -> None:
         """Delete an added voice and its cached prefix. Raises the errors of `VoiceRegistry.delete`."""
