@@ -127,7 +127,7 @@ class WaitingLine:
 
             with self._order.turns(may_begin) as following:
                 while len(taken) < free and (request := following()) is not None:
-                    if taken and groups and not self._shares(request, taken[0].prompt.prefix_key):
+                    if taken and groups and not _is_first_with(taken[0].prompt.prefix_key, self._waiting[request]):
                         groups = False  # take the requests with the same voice as `taken[0]` before this request
                         self._take_like(taken, free, now, may_begin)
                         continue
@@ -234,18 +234,13 @@ class WaitingLine:
             self.shares.begin(request.flow[0], now)
         return utterance
 
-    def _shares(self, request: Request, key: str) -> bool:
-        """Whether the next utterance of a request is its first and begins with this prefix."""
-        utterance = self._waiting[request][0]
-        return bool(key) and utterance.index == 0 and utterance.prompt.prefix_key == key
-
     def _take_like(self, taken: list[Utterance], free: int, now: float, may_begin: Callable[[str], bool]) -> None:
         """Take first utterances that begin with the same prefix as `taken[0]`, so that it is prefilled only once.
 
         Each is charged for a turn as usual, and overtakes other requests by at most one turn.
         """
         key = taken[0].prompt.prefix_key
-        like = [each for each in self._waiting if self._shares(each, key) and not each.is_paused]
+        like = [each for each, waiting in self._waiting.items() if _is_first_with(key, waiting) and not each.is_paused]
         may_be_next = self._order.next_round()
         for request in self._order.sorted(like):
             if len(taken) == free:
@@ -374,6 +369,11 @@ class _FairOrder:
         heap = self._heaps[client]
         due, number = heap[0][1:3] if heap else (0.0, 0)
         return self._clients.next(client), due, number, client
+
+
+def _is_first_with(key: str, waiting: Sequence[Utterance]) -> bool:
+    """Return whether the next of a request's utterances is its first and begins with this prefix."""
+    return bool(key) and waiting[0].index == 0 and waiting[0].prompt.prefix_key == key
 
 
 def _flow(request: Request) -> tuple[str, Group]:
