@@ -24,7 +24,7 @@ from s1_mini.exceptions import ParameterError, VerificationError
 from s1_mini.runtime.finishing import Finishing, PartFinish
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import Voice, Word
+from s1_mini.types import SamplingParams, Voice, Word
 from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.write import new_directory
 
@@ -160,6 +160,17 @@ def _voices(speaker: LoadedCheckpoint, config: EngineConfig, name: str | None) -
     return []
 
 
+def _speak(
+    synthesizer: Synthesizer, text: str, voices: Sequence[Voice], sampling: SamplingParams
+) -> tuple[np.ndarray, list[AlignedFrames]]:
+    recorder = Recorder()
+    queue = synthesizer.speak([text], voices, sampling, streams=False, word_times=True)
+    queue.finish = Finishing(PartFinish(recorder))
+    for _ in queue:
+        pass
+    return np.concatenate(recorder.audio), recorder.frames
+
+
 def calibrate(
     config: EngineConfig,
     texts: Sequence[str] = SENTENCES,
@@ -182,8 +193,7 @@ def calibrate(
         raise VerificationError(f"{speaker.family} has no attention head that could follow the text")
     speaker.loaded.heads = heads
     voices = _voices(speaker, config, voice)
-    measured: list[np.ndarray] = []
-    followed: dict[int, list[Followed]] = {}
+    measured, followed = list[np.ndarray](), dict[int, list[Followed]]()
     with ExitStack() as cleanup:
         synthesizer = Synthesizer(speaker, config)
         cleanup.callback(synthesizer.close, drains=False)
@@ -192,12 +202,7 @@ def calibrate(
         for number, written in enumerate(texts):
             text = speaker.text.script(written, MAX_LENGTH, on_unsupported="skip").text
             sampling = replace(speaker.description.defaults, seed=number, max_new_tokens=MAX_STEPS)
-            queue = synthesizer.speak([text], voices, sampling, streams=False, word_times=True)
-            recorder = Recorder()
-            queue.finish = Finishing(PartFinish(recorder))
-            for _ in queue:
-                pass
-            audio, frames = np.concatenate(recorder.audio), recorder.frames
+            audio, frames = _speak(synthesizer, text, voices, sampling)
             progress(number + 1, len(audio) / rate)
             ends = aligner.token_ends(text)
             spans, scores = find_spans(text, ends), np.concatenate([part for each in frames for part in each.scores])

@@ -20,6 +20,8 @@ from s1_mini.cli.verb import FileFormat, Verb, file_format, print_table
 from s1_mini.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
+    from s1_mini.aws.call import Invocation
+    from s1_mini.aws.clients import Clients
     from s1_mini.aws.stack import Stacks
 
 Values = dict[str, Any]
@@ -243,19 +245,24 @@ def invoke(
     if mode == "stream":
         body["stream"] = True
     invocation = call.Invocation(name, body, target_model, component, prefix_id)
-    clients = _stacks(region, profile).clients
-    if mode == "stream":
-        _write(path, call.stream(clients, invocation))
-    elif mode == "bidirectional":
-        from s1_mini.aws.bidirectional import converse
-
-        _write(path, converse(clients, invocation, sys.stdin if text == "-" else text.splitlines(keepends=True)))
-    elif mode == "async":
-        _write(path, iter([call.invoke_async(clients, invocation, limit_s=limit_s)]))
-    else:
-        _write(path, iter([call.invoke(clients, invocation)]))
+    _write(path, _answer(_stacks(region, profile).clients, invocation, mode, text, limit_s))
     if str(path) != "-":
         typer.echo(f"wrote {path}", err=True)
+
+
+def _answer(clients: Clients, invocation: Invocation, mode: str, text: str, limit_s: float) -> Iterator[bytes]:
+    """Return the audio of a request in the way that `mode` names."""
+    from s1_mini.aws import call
+
+    if mode == "stream":
+        return call.stream(clients, invocation)
+    if mode == "bidirectional":
+        from s1_mini.aws.bidirectional import converse
+
+        return converse(clients, invocation, sys.stdin if text == "-" else text.splitlines(keepends=True))
+    if mode == "async":
+        return iter([call.invoke_async(clients, invocation, limit_s=limit_s)])
+    return iter([call.invoke(clients, invocation)])
 
 
 @commands.command("autoscale", cls=Verb)

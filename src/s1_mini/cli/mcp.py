@@ -135,7 +135,6 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
     from mcp.server.mcpserver import Audio
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from s1_mini.audio.container import format_of
     from s1_mini.version import __version__
 
     server = MCPServer("s1_mini", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
@@ -147,17 +146,6 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
         except (S1MiniError, OSError) as error:
             raise ToolError(str(error)) from None
 
-    def write(path: str, text: str, voice: str | None, speed: float) -> str:
-        target = _placed("path", folder / path)
-        if not target.is_relative_to(folder):
-            raise ParameterError("path", f"{path!r} is outside of the folder {str(folder)!r}; give a path in it")
-        audio_format = format_of(target)
-        if not target.parent.is_dir():
-            raise ParameterError("path", f"the folder of {path!r} does not exist; give a path in {str(folder)!r}")
-        content = speaker.speak(text, voice, speed, audio_format)
-        target.write_bytes(content)
-        return f"Wrote {len(content):,} bytes of {audio_format} audio to {target}"
-
     @server.tool(structured_output=False)
     async def speak(text: str, voice: str | None = None, path: str | None = None, speed: float = 1.0) -> Any:
         """Speak a text. Writes the audio to `path` (such as out.mp3 or out.wav); without a path, returns it as mp3.
@@ -165,7 +153,7 @@ def tools(speaker: EngineSpeaker | ServerSpeaker, folder: Path) -> Any:
         `voice` is a name from list_voices; without one, the default voice speaks. `speed` is 0.25 to 4.
         """
         if path is not None:
-            return await work(write, path, text, voice, speed)
+            return await work(_write, speaker, folder, path, text, voice, speed)
         return Audio(data=await work(speaker.speak, text, voice, speed, "mp3"), format="mpeg")
 
     @server.tool()
@@ -194,3 +182,19 @@ def _placed(name: str, path: str | Path) -> Path:
         return Path(path).expanduser().resolve()
     except (ValueError, RuntimeError) as error:  # a NUL character, an unknown user
         raise ParameterError(name, f"{str(path)!r} is not a path: {error}") from None
+
+
+def _write(
+    speaker: EngineSpeaker | ServerSpeaker, folder: Path, path: str, text: str, voice: str | None, speed: float
+) -> str:
+    from s1_mini.audio.container import format_of
+
+    target = _placed("path", folder / path)
+    if not target.is_relative_to(folder):
+        raise ParameterError("path", f"{path!r} is outside of the folder {str(folder)!r}; give a path in it")
+    audio_format = format_of(target)
+    if not target.parent.is_dir():
+        raise ParameterError("path", f"the folder of {path!r} does not exist; give a path in {str(folder)!r}")
+    content = speaker.speak(text, voice, speed, audio_format)
+    target.write_bytes(content)
+    return f"Wrote {len(content):,} bytes of {audio_format} audio to {target}"

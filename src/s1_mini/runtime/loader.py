@@ -121,9 +121,7 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
     weights_dtype = try_products(choose_weights_dtype(config.weights_dtype, device.value), device.value)
     kv_dtype = choose_kv_dtype(config.kv_dtype, device.value)
     if config.placement:
-        stages = gpus_of(devices)
-        formats = formats_of(precision, codec_dtype, weights_dtype, kv_dtype)
-        check_weights(family.sizes(directory, formats), stages, {gpu: free_bytes_of(gpu) for gpu in stages})
+        _check_room(family, directory, devices, formats_of(precision, codec_dtype, weights_dtype, kv_dtype))
     kernels = choose_kernels(device.value)
     invariance = choose_batch_invariance(config.batch_invariance, family, device.value, kernels, precision.value)
     placement = Placement(
@@ -155,10 +153,19 @@ def load(config: EngineConfig, here: Collection[str] | None = None) -> LoadedChe
         text=TextForm.from_config(read_json(directory / "config.json")),
     )
     _compile_blocks(speaker)
-    for name, choice in speaker.choices.items():
-        if name != "kernels" or device.value != "cpu":  # for a CPU, `AheadCompiler` decides later
-            logger.info("%s: %s (%s)", name, choice.value, choice.reason)
+    _log(speaker)
     return speaker
+
+
+def _log(speaker: LoadedCheckpoint) -> None:
+    for name, choice in speaker.choices.items():
+        if name != "kernels" or speaker.device.value != "cpu":  # for a CPU, `AheadCompiler` decides later
+            logger.info("%s: %s (%s)", name, choice.value, choice.reason)
+
+
+def _check_room(family: Family, directory: Path, devices: Mapping[str, Choice], formats: Formats) -> None:
+    stages = gpus_of(devices)
+    check_weights(family.sizes(directory, formats), stages, {gpu: free_bytes_of(gpu) for gpu in stages})
 
 
 def gpus_of(devices: Mapping[str, Choice]) -> dict[str, list[str]]:

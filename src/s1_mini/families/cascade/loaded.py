@@ -118,9 +118,45 @@ class LoadedCascade:
     def chain(self, slots: int, positions: int) -> StageChain:
         config, numbers, codec, settings = self.config, self.config.numbers, self.codec, self._settings
         positions = min(positions, self.max_positions)
-        elsewhere = settings.vllm_stages
-        prefills_whole = {name: name in elsewhere or self._placement.of(name).type == "cuda" for name in STAGES}
         windows = CoarseWindows(numbers, merges=self.merges)
+        _, _, fine, sound = policies = self._policies(slots, windows)
+        workers = start_workers(
+            self._directory,
+            self._placement,
+            settings,
+            slots=slots,
+            positions={"semantic": positions, "coarse": windows.most_positions},
+            min_eos_p=self.min_eos_p,
+        )
+        models, kv_dtype = self.models, self._placement.kv_dtype
+        temperature = numbers.fine_temperature if settings.fine_temperature is None else settings.fine_temperature
+        return StageChain(
+            policies=policies,
+            stages=(
+                WorkedSemantic(workers["semantic"], config)
+                if models.semantic is None
+                else SemanticModel(
+                    models.semantic,
+                    numbers,
+                    slots=slots,
+                    positions=positions,
+                    min_eos_p=self.min_eos_p,
+                    kv_dtype=kv_dtype,
+                ),
+                WorkedCoarse(workers["coarse"], config, windows)
+                if models.coarse is None
+                else CoarseModel(models.coarse, windows, slots=slots, kv_dtype=kv_dtype),
+                FineModel(models.fine, fine, number=2, temperature=temperature),
+                EncodecDecoder(codec, sound, number=3),
+            ),
+            sample_rate=codec.sample_rate,
+            room=lambda prompt: min(numbers.max_semantic, positions + 1 - len(prompt.items)),
+        )
+
+    def _policies(self, slots: int, windows: CoarseWindows) -> tuple[Autoregressive, CoarsePolicy, FinePolicy, Chunks]:
+        config, numbers, codec = self.config, self.config.numbers, self.codec
+        elsewhere = self._settings.vllm_stages
+        prefills_whole = {name: name in elsewhere or self._placement.of(name).type == "cuda" for name in STAGES}
         frames = {books: Spec("int64", (books,), rate=numbers.coarse_rate) for books in (NUM_COARSE, numbers.num_books)}
         tokens = Spec("int64", rate=numbers.semantic_rate)
         semantic = Autoregressive(
@@ -165,38 +201,7 @@ class LoadedCascade:
             items_a_turn=SPARE_FRAMES,
             not_finite="the codec's samples were not finite; its weights may be damaged",
         )
-        workers = start_workers(
-            self._directory,
-            self._placement,
-            settings,
-            slots=slots,
-            positions={"semantic": positions, "coarse": windows.most_positions},
-            min_eos_p=self.min_eos_p,
-        )
-        models, kv_dtype = self.models, self._placement.kv_dtype
-        temperature = numbers.fine_temperature if settings.fine_temperature is None else settings.fine_temperature
-        return StageChain(
-            policies=(semantic, coarse, fine, sound),
-            stages=(
-                WorkedSemantic(workers["semantic"], config)
-                if models.semantic is None
-                else SemanticModel(
-                    models.semantic,
-                    numbers,
-                    slots=slots,
-                    positions=positions,
-                    min_eos_p=self.min_eos_p,
-                    kv_dtype=kv_dtype,
-                ),
-                WorkedCoarse(workers["coarse"], config, windows)
-                if models.coarse is None
-                else CoarseModel(models.coarse, windows, slots=slots, kv_dtype=kv_dtype),
-                FineModel(models.fine, fine, number=2, temperature=temperature),
-                EncodecDecoder(codec, sound, number=3),
-            ),
-            sample_rate=codec.sample_rate,
-            room=lambda prompt: min(numbers.max_semantic, positions + 1 - len(prompt.items)),
-        )
+        return semantic, coarse, fine, sound
 
     def condition(self, wave: Tensor) -> Generator[None, None, dict[str, Tensor]]:
         raise NotImplementedError

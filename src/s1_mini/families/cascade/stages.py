@@ -58,6 +58,8 @@ class TokenStage(Stage):
     _position_shape: tuple[int, ...] = ()  # shape of the ids of one position of a prompt
     _num_outputs: int  # number of outputs of a step per row; the last is whether the logits were finite
     _steps_an_item = 1
+    _steps: StepGraphs[int] | None = None
+    _reads: StepGraphs[tuple[int, int]] | None = None
 
     def __init__(
         self,
@@ -108,8 +110,6 @@ class TokenStage(Stage):
         self._writes = Writes(self.device)
         self._stepping = SteppingSlots(self._active, self._writes)
         self._ladder = ladder(slots)
-        self._steps: StepGraphs[int] | None = None
-        self._reads: StepGraphs[tuple[int, int]] | None = None
 
     def make_graphs(self) -> None:
         self._stepping.choose(())
