@@ -10,7 +10,7 @@ import torch
 
 from commands import Command, Ran, run_command
 from kernel_checks import on_gpu
-from s1_mini.bench.profile import SCHEDULING, Profiler, Timer, measure_sections
+from s1_mini.bench.profile import SCHEDULING, Profiler, measure_sections
 from s1_mini.cli.app import run
 from s1_mini.config import EngineConfig
 from s1_mini.exceptions import CheckpointMismatchError
@@ -93,15 +93,6 @@ def test_a_checkpoint_for_decoding_only_has_no_section_of_a_recording(
     sections, _ = measure_sections(speaker, "Hello.", repeats=1, max_frames=2)
 
     assert {section.name for section in sections} == set(SECTIONS) - {"recording to voice"}
-
-
-def test_a_timer_gives_the_result_and_forgets_the_warm_up() -> None:
-    timer = Timer(torch.device("cpu"))
-
-    assert timer.time("work", lambda: 7) == 7
-    timer.forget()
-
-    assert timer.sections(1) == []
 
 
 def test_a_family_of_other_stages_is_measured_by_the_same_commands(

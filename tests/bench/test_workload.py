@@ -32,7 +32,3 @@ def test_arrivals_are_a_poisson_process_of_the_rate() -> None:
     assert arrivals == sorted(arrivals)
     assert mean == pytest.approx(0.5, rel=0.05)
     assert variance == pytest.approx(0.25, rel=0.15), "exponential gaps: the variance is the mean squared"
-
-
-def test_twice_the_rate_halves_every_arrival() -> None:
-    assert planned_arrivals(3, 4.0, 7) == pytest.approx([at / 2 for at in planned_arrivals(3, 2.0, 7)])

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmark.agreement import Agreement, NoiseRows, measure_agreement
+from benchmark.agreement import measure_agreement
 from s1_mini.config import EngineConfig
 from s1_mini.families.s1.model import S1Model
 from s1_mini.runtime.graphs import StepGraphs
@@ -46,25 +45,3 @@ def test_every_mode_generates_the_same_on_a_cpu(model: S1Model, monkeypatch: pyt
         "kernels and torch": {"main": 1.0, "codes": 1.0, "frames": 12},
     }
     assert captured
-
-
-@torch.inference_mode()
-def test_teacher_forcing_follows_the_other_run_but_samples_its_own_tokens(model: S1Model, tiny: Path) -> None:
-    noise = NoiseRows(context=40, frames=12)
-    other = open_model(tiny)
-    spoken = noise.speak(model, range(4))
-    other.network.output.weight[::5] = 0.0  # every fifth semantic token gets the same logit
-
-    followed = Agreement.between(spoken, noise.speak(other, range(4), along=spoken))
-    free = Agreement.between(spoken, noise.speak(other, range(4)))
-
-    assert free.main < followed.main < 1
-    assert followed.codes == 1.0
-
-
-def test_a_code_counts_where_those_before_it_are_the_same() -> None:
-    ours = torch.zeros(1, 2, 5, dtype=torch.int64)
-    theirs = ours.clone()
-    theirs[0, 0, 2], theirs[0, 1, 4] = 1, 1  # the second code of one row, and the last code of the other
-
-    assert Agreement.between(ours, theirs) == Agreement(1.0, 2 / 4, 2)

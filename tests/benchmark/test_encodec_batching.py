@@ -41,10 +41,3 @@ def test_the_command_measures_all_ways_and_they_agree(command: Command, monkeypa
     assert output["encode", "single"]["useful"] == output["encode", "single"]["agreement"] == 1
     assert output["encode", "lanes"]["agreement"] >= 0.998
     assert output["decode", "sorted"]["useful"] > output["decode", "padded"]["useful"]
-
-
-def test_a_missing_device_is_reported_in_one_sentence(command: Command) -> None:
-    done = command(main, "--device cuda:99")
-
-    assert done.code == 1
-    assert done.errors.startswith("encodec_batching: device='cuda:99'")

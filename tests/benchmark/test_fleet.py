@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from benchmark.fleet import Engine, by_least, main, simulate
@@ -22,19 +21,6 @@ def test_requests_wait_as_often_as_erlang_computed(slots: int, load: float) -> N
 
     assert late == pytest.approx(formula, rel=0.1)
     assert taken == pytest.approx(load, rel=0.05)
-
-
-def test_each_request_goes_to_the_engine_that_has_the_fewest() -> None:
-    chance = np.random.default_rng(0)
-    before = chance.integers(0, 9, (50, 7))
-    arrivals = chance.integers(0, 40, 50)
-
-    after = by_least(before, arrivals, chance)
-
-    for have, given, came in zip(before.tolist(), after.tolist(), arrivals, strict=True):
-        for _ in range(came):
-            have[have.index(min(have))] += 1
-        assert sorted(given) == sorted(have)
 
 
 def test_the_command_reports_utilisation_and_the_bottleneck(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

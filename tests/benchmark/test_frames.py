@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmark.frames import FrameTime, main, measure_frames
+from benchmark.frames import main, measure_frames
 from commands import Command
 from s1_mini.config import EngineConfig
 from s1_mini.runtime.loader import load
@@ -32,21 +32,9 @@ def test_each_number_of_rows_is_timed_on_the_threads_of_the_engine(tiny: Path) -
     assert torch.get_num_threads() == threads
 
 
-def test_the_host_adds_what_a_step_takes_longer_than_its_replay() -> None:
-    assert FrameTime(8, device_ms=2.0, step_ms=2.5, cpu_ms=1.0).host_ms == 0.5
-    assert FrameTime(8, device_ms=2.0, step_ms=1.5, cpu_ms=1.0).host_ms == 0.0
-
-
 def test_the_command_prints_a_table_and_a_line_of_json(tiny: Path, command: Command) -> None:
     done = command(main, "--device cpu --rows 1,2 --frames 2 --context 20 --voices 1", checkpoint=tiny)
 
     assert done.code == 0
     assert [each["rows"] for each in done.facts["frames"]] == [1, 2]
     assert [row.split()[0] for row in done.lines] == ["rows", "1", "2"]
-
-
-def test_an_invalid_checkpoint_is_reported_in_one_sentence(tmp_path: Path, command: Command) -> None:
-    done = command(main, checkpoint=tmp_path)
-
-    assert done.code == 1
-    assert done.errors.startswith("frames: ")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,15 @@ import pytest
 
 from benchmark import gpu_suite
 from benchmark.frames import measure_frames
-from benchmark.gpu_suite import FULL, SMALL, TARGETS, Parts, judge, lay_out, listen_in_real_time, main, measure_starts
+from benchmark.gpu_suite import FULL, SMALL, TARGETS, Parts, judge, lay_out, listen_in_real_time, main
 from commands import Command
 from kernel_checks import on_gpu
 from s1_mini.bench.clients import Clients
 from s1_mini.bench.workload import make_workload
-from s1_mini.capacity.sizes import AUTO_SLOTS, Formats
+from s1_mini.capacity.sizes import AUTO_SLOTS
 from s1_mini.config import EngineConfig
 from s1_mini.engine import ProductionTTSEngine
-from s1_mini.exceptions import ConfigurationError
-from s1_mini.runtime.loader import LoadedCheckpoint, formats_of, load
+from s1_mini.runtime.loader import load
 
 KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "h200.json"
 NEWER = ["same_alone", "same_cached", "same_torch", "cpu_ms"]  # than the saved report
@@ -108,35 +105,6 @@ def test_a_real_time_client_sends_its_next_request_after_playback(engine: Produc
     assert load.failures == {}
     heard_s = min(one.audio_s for one in load.outcomes)
     assert load.seconds > 0.1 + heard_s, "the second request waits for the first one's audio"
-
-
-def test_a_load_sends_no_requests_after_its_time_limit(
-    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = itertools.count()  # advances by one at each reading
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
-    load = Clients(engine, lambda _: {}, "ttfa").closed("", make_workload(50, 0, 2), concurrency=1, limit_s=20)
-
-    assert 1 <= len(load.outcomes) < 50
-
-
-def test_an_engine_that_does_not_start_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_suite, "START", "raise SystemExit('no file\\nCheckpointError: it is not a checkpoint')")
-
-    with pytest.raises(ConfigurationError, match=r"did not start in a separate process: CheckpointError: it is not"):
-        measure_starts(EngineConfig())
-
-
-def formats(speaker: LoadedCheckpoint) -> Formats:
-    return formats_of(speaker.precision, speaker.codec_dtype, speaker.weights_dtype, speaker.kv_dtype)
-
-
-def test_the_floor_is_of_the_formats_that_speak(tiny: Path) -> None:
-    wide = load(EngineConfig(checkpoint_path=tiny, device="cpu", codec_dtype="bfloat16"))
-    narrow = load(EngineConfig(checkpoint_path=tiny, device="cpu", weights_dtype="int8", kv_dtype="fp8"))
-
-    assert formats(wide) == Formats(weights=4, large=4, kv=4, codec=2)
-    assert formats(narrow) == Formats(weights=4, large=1, kv=1, codec=4)
 
 
 @on_gpu

@@ -25,10 +25,3 @@ def test_first_audio_and_interruptions_are_measured_in_every_protocol(oracle: Pa
     assert all(each["answer_ms_max"] > 0 for each in result["interruptions"])
     assert any(line.startswith("elevenlabs") for line in lines)
     assert result["machine"]
-
-
-def test_an_unknown_mode_is_refused(command: Command) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command(main, "--modes word")
-
-    assert ended.value.code == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.scaling import draw, main
+from benchmark.scaling import main
 from commands import Command
 from replica_room import needs_proxy
 
@@ -26,18 +26,3 @@ def test_two_replicas_are_loaded_and_one_is_lost(tiny: Path, tmp_path: Path, com
     assert 0 < two["lost"] <= 4
     assert min(two[name] for name in ("ready_s", "gb", "back_s")) > 0
     assert {"sound_s_a_second", "first_ms_p50", "first_ms_p95", "cores", "cores_proxy", "cores_client"} < two.keys()
-
-
-def test_figures_are_drawn_as_a_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="draws the plots: pip install -r requirements-test.txt")
-    outcomes = [
-        {"replicas": count, "sound_s_a_second": 570.0 * count, "first_ms_p50": 12.0, "first_ms_p95": 18.0}
-        for count in (1, 2)
-    ]
-
-    for name in ("first.svg", "second.svg"):
-        draw(outcomes, tmp_path / name)
-
-    drawn = (tmp_path / "first.svg").read_bytes()
-    assert drawn == (tmp_path / "second.svg").read_bytes()
-    assert b"times as many" in drawn

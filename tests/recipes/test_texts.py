@@ -1,14 +1,10 @@
 import itertools
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from recipes.voice import texts
-from recipes.voice.texts import debian
-from recipes.voice.texts.stream import BLOCK, MAX_CHARACTERS, WEIGHTS, bare
+from recipes.voice.texts.stream import MAX_CHARACTERS, bare
 
 
 @pytest.fixture(scope="module")
@@ -57,31 +53,3 @@ def test_every_kind_of_text_occurs_and_repetitions_are_rare(many):
     lengths = sorted(map(len, many))
     assert 25 <= lengths[len(lengths) // 2] <= 90
     assert lengths[-1] > 150
-
-
-def test_every_natural_sentence_is_used_before_one_is_repeated():
-    corpora = texts.Corpora([f"Sentence {i} of many." for i in range(130)], ["word", "other"], ["stone", "tree"])
-    num_natural = 130 * BLOCK // WEIGHTS["natural"]
-
-    said = [text for text in itertools.islice(texts.utterances(5, corpora), num_natural) if text in corpora.sentences]
-
-    assert sorted(said) == sorted(corpora.sentences)
-
-
-def test_prepared_corpora_can_be_read_again(tmp_path, monkeypatch):
-    for source in ("_examples", "_glosses", "_verses", "_fortunes", "_words"):
-        monkeypatch.setattr(debian, source, lambda: iter(["the cat ran away", "two", "a 3rd <b>", "the cat ran away "]))
-
-    debian.prepare(tmp_path / "texts.xz")
-
-    corpora = texts.load(tmp_path / "texts.xz")
-    assert corpora.sentences == ["The cat ran away."]
-    assert corpora.words == ["two"]
-
-
-def test_the_command_prints_the_beginning_of_the_stream(many):
-    command = [sys.executable, "-X", "utf8", "-m", "recipes.voice.texts", "show", "--seed", "3", "--count", "5"]
-    root = Path(__file__).parents[2]
-    shown = subprocess.run(command, cwd=root, capture_output=True, check=True, text=True, encoding="utf-8").stdout
-
-    assert shown.splitlines() == many[:5]

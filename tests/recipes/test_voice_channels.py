@@ -75,13 +75,6 @@ def test_training_computes_what_the_engine_computes_and_its_gradients() -> None:
     assert max(far(gradients[name], theirs[name]) for name in theirs) < 1e-3
 
 
-def test_every_discriminator_counts_as_much_whatever_its_size() -> None:
-    torch.manual_seed(0)
-    verdicts = [torch.randn(4, 1, 3, 5), torch.randn(4, 1, 7, 2)]
-    expected = sum((1 - one[:2]).square().mean() + one[2:].square().mean() for one in verdicts)
-    assert torch.allclose(passes.squares(verdicts, (1.0, 0.0)), torch.as_tensor(expected))
-
-
 def test_each_of_several_processes_reads_its_own_speech_and_together_they_read_all(tmp_path: Path) -> None:
     for shard in range(24):
         write_utterances(tmp_path / f"shard_00_{shard:05d}.npz", [(0, 0, np.zeros(2**shard, np.int16))])

@@ -17,10 +17,9 @@ import torch
 
 from recipes.voice import codec as codec_stage
 from recipes.voice.codec import MIN_POOL_S, STAGES, CodecTraining
-from recipes.voice.run import environments, share
+from recipes.voice.run import environments
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_utterances
-from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.weights import open_dac
 
 CPU = torch.device("cpu")
@@ -107,22 +106,6 @@ def test_training_quantises_as_the_engine_does(work: Path) -> None:
     assert torch.allclose(vectors, quantizer.decode(quantizer.encode(exact)), atol=1e-5)
 
 
-def test_discriminators_learn_only_from_their_own_loss(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = training(work, "adversarial")
-    gradients = []
-    deceive = stage._deceive
-
-    def spied(*arguments: object) -> object:
-        gradients.append([judge.grad.clone() for judge in stage._judges])
-        return deceive(*arguments)
-
-    monkeypatch.setattr(stage, "_deceive", spied)
-    stage.step()
-    assert all(before.any() for before in gradients[0])
-    for judge, before in zip(stage._judges, gradients[0], strict=True):
-        assert torch.equal(judge.grad, before)
-
-
 def test_the_last_stage_moves_the_decoder_and_no_code(work: Path) -> None:
     first = training(work, "adversarial")
     first.step()
@@ -138,69 +121,6 @@ def test_the_last_stage_moves_the_decoder_and_no_code(work: Path) -> None:
     with torch.inference_mode():
         assert torch.equal(codec.encode(wave), codes)
         assert not torch.allclose(codec.decode(codes[None]), sound, atol=1e-4)
-
-
-def test_the_decoder_waits_until_new_discriminators_have_learnt(work: Path) -> None:
-    stage = training(work, "decoder")
-    before = [parameter.detach().clone() for parameter in stage.parameters]
-    judges = [judge.detach().clone() for judge in stage._judges]
-    stage.schedule = replace(stage.schedule, warm_up=1)
-    for steps in (0, stage.stage.patience):
-        stage.steps = steps
-        stage._set_rate()
-        stage.step()
-        stage.move()
-    assert all(torch.equal(now, then) for now, then in zip(stage.parameters, before, strict=True))
-    assert not any(torch.equal(now, then) for now, then in zip(stage._judges, judges, strict=True))
-    stage.steps = 2 * stage.stage.patience
-    stage._set_rate()
-    assert stage.rate > 0.9 * stage.schedule.rate
-    stage.save()
-    assert training(work, "decoder")._patience == stage.stage.patience  # its saved state has the progress
-    (work / "decoder.pt").unlink()
-    assert training(work, "decoder")._patience == 0  # trained discriminators need no warm-up
-
-
-class Constant(torch.nn.Module):
-    """Perceptual losses whose gradient at every sample has the given value."""
-
-    loss_names = ("whisper", "speaker")
-
-    def __init__(self, gradient: float) -> None:
-        super().__init__()
-        self.gradient, self.shape = gradient, torch.Size()
-
-    def forward(self, expected: torch.Tensor, decoded: torch.Tensor) -> torch.Tensor:
-        assert expected.shape == decoded.shape
-        self.shape = decoded.shape
-        return (self.gradient * decoded.sum()).expand(len(self.loss_names))
-
-
-def test_perceptual_losses_move_the_decoder(work: Path) -> None:
-    gradients = []
-    for networks in (Constant(0.0), Constant(1.0)):
-        stage = training(work, "decoder", perceptual=networks, frames=96)
-        stage.step()
-        assert networks.shape == (2, 1, 96 * stage.codec.samples_per_frame)
-        assert bool(stage._report[-1]) == bool(networks.gradient)
-        gradients.append([p.grad for p in stage.parameters if p.grad is not None])
-    assert not any(torch.equal(first, second) for first, second in zip(*gradients, strict=True))
-
-
-def test_each_loss_has_its_share_of_the_gradient_whatever_its_size(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = training(work, "decoder", perceptual=Constant(1.0))
-    stage.stage = replace(stage.stage, shares=(0.2, 0.65, 0.15))
-    output = torch.zeros(2, 1, 100, requires_grad=True)
-    weights = [torch.randn_like(output) for _ in range(3)]
-    for sizes in ((1.0, 1.0, 1.0), (1e3, 1e-3, 10.0)):
-        stage._norms.zero_()
-        parts = [size * (weight * output).sum() for size, weight in zip(sizes, weights, strict=True)]
-        combined = stage._balanced(parts, output)
-        expected = sum(share * weight / weight.norm() for share, weight in zip((0.2, 0.65, 0.15), weights, strict=True))
-        torch.testing.assert_close(combined, expected, rtol=1e-2, atol=1e-3)
-    stage.step()
-    assert any(parameter.grad is not None and parameter.grad.any() for parameter in stage.parameters)
-    assert stage._norms.all()
 
 
 TOGETHER = """
@@ -246,16 +166,3 @@ def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: 
     assert first == second
     assert left == left_too == []  # a thread that outlives its process group may abort the process on exit
     assert (work / "codec.safetensors").exists()
-
-
-def test_the_time_is_divided_as_the_schedules_are() -> None:
-    shares = share(100.0, ["spectral", "adversarial"])
-    assert sum(shares.values()) == pytest.approx(100.0)
-    assert shares["adversarial"] > 3 * shares["spectral"]
-
-
-def test_all_candidate_sizes_are_24_kilohertz_codecs() -> None:
-    for size in CODECS.values():
-        config = DacConfig.from_json(size)
-        assert config.sample_rate == RATE
-        assert config.q_window * config.samples_per_frame / RATE == pytest.approx(1.25, abs=0.1)

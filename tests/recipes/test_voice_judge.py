@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from recipes.voice.judge import COLUMNS, Held, Said, judge, recording, sentences, table, true_peak
+from recipes.voice.judge import COLUMNS, Said, judge, sentences, table
 from recipes.voice.texts import held_out_sentences
 
 RATE = 24_000
@@ -32,13 +32,6 @@ def tone(seconds: float, amplitude: float) -> np.ndarray:
     return (amplitude * np.sin(2 * np.pi * 997 * np.arange(round(seconds * RATE)) / RATE)).astype(np.float32)
 
 
-def test_a_peak_between_two_samples_is_found() -> None:
-    wave = np.sin(np.pi / 2 * np.arange(RATE) + np.pi / 4).astype(np.float32)
-
-    assert np.abs(wave).max() == pytest.approx(0.707, abs=0.001)
-    assert true_peak(wave, RATE) == pytest.approx(0.0, abs=0.2)
-
-
 def test_recognised_speech_is_counted_by_words_and_by_utterances() -> None:
     said = [
         Said("One two three four.", "anna", tone(2.0, 0.22), RATE, took_s=1.0),  # -16.2 LUFS
@@ -57,24 +50,6 @@ def test_recognised_speech_is_counted_by_words_and_by_utterances() -> None:
     rows = table({"old": figures, "new": figures}).splitlines()
     assert len(rows) == 4
     assert all(row.count("|") == len(COLUMNS) + 2 for row in rows)
-
-
-def test_a_reference_is_of_the_same_speaker_and_of_the_requested_length() -> None:
-    held = [Held(text, who, tone(2.0, 0.1)) for text, who in (("A.", 0), ("B.", 1), ("C.", 0), ("D.", 0), ("E.", 1))]
-
-    shortest, longer, alone = (
-        recording(held[0], held, 0.0),
-        recording(held[0], held, 3.0),
-        recording(held[1], held, 9.0),
-    )
-
-    assert shortest is not None
-    assert longer is not None
-    assert alone is not None
-    assert (shortest.text, len(shortest.wave)) == ("C.", 2 * RATE)
-    assert (longer.text, longer.speaker, len(longer.wave)) == ("C. D.", 0, 4 * RATE)
-    assert alone.text == "E."
-    assert recording(held[0], held[:2], 3.0) is None
 
 
 def test_sentences_are_held_out_and_the_same_for_every_voice() -> None:

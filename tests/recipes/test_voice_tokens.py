@@ -122,48 +122,10 @@ def training_of(work: Path, **options: Any) -> ModelTraining:
     )
 
 
-def test_input_noise_of_the_slow_layers_applies_in_training_and_to_residual_codes_only(work: Path) -> None:
-    training = training_of(work, noise=0.5)
-    training.wait_for_tokens()
-    columns, _ = training.corpus.windows(training.corpus.random_groups(2), 256)
-
-    noisy = training._noisy(columns)
-
-    assert torch.equal(noisy[:, :2], columns[:, :2])
-    assert 0.3 < (noisy[:, 2:] != columns[:, 2:]).float().mean().item() < 0.6
-    training.network.eval()
-    assert training._noisy(columns) is columns
-
-
 def test_training_data_is_encoded_as_the_codec_encodes(work: Path) -> None:
     codec = open_dac(work, encodes=True)
     waves = 0.1 * torch.randn(2, 6 * codec.samples_per_frame, generator=torch.Generator().manual_seed(0))
     assert torch.equal(tokens.AsTrained(codec).encode_rows(waves), codec.encode_rows(waves))
-
-
-def test_training_ends_after_its_epochs_with_its_rate_at_the_lowest(work: Path) -> None:
-    training = training_of(work, epochs=3)
-    training.wait_for_tokens()
-
-    training.train(600.0)
-
-    assert training.steps == 3  # two speakers, two a step
-    assert training.done == 1
-    training._set_rate()
-    assert training.rate.item() == pytest.approx(0.02 * 1e-2)
-
-
-def test_the_fast_layers_are_trained_alone_and_their_loss_chooses_the_weights(work: Path) -> None:
-    training = training_of(work, epochs=2, trains="fast")
-    training.wait_for_tokens()
-    before = {name: value.detach().clone() for name, value in training.network.named_parameters()}
-
-    training.run(600.0)
-
-    after = dict(training.network.named_parameters())
-    moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {name for name in before if name.startswith("fast_")}
-    assert training.best == pytest.approx(training.validate()[1], abs=0.2)
 
 
 def test_the_model_reads_what_the_engine_gives_it_and_the_teacher_says_the_letter_a(
@@ -202,14 +164,6 @@ def test_the_model_reads_what_the_engine_gives_it_and_the_teacher_says_the_lette
         "Room twenty-one is free.",
         "Room number twenty one is free.",
     }
-
-
-def test_the_models_speak_the_codes_of_the_codec_that_is_trained() -> None:
-    codec = DacConfig.from_json(CODECS["fast"])
-    for sizes in MODELS.values():
-        config = S1Config.from_json({**sizes, "vocab_size": 1300})
-        assert config.num_codebooks == codec.num_codebooks
-        assert config.codebook_size == codec.codebook_size
 
 
 def test_parts_share_the_texts(work: Path) -> None:
@@ -252,20 +206,3 @@ def test_a_window_is_the_prompt_that_the_engine_writes(coded: list[Coded], tiny:
     orders = [torch.from_numpy(build_prompt(tokenizer, config, "", order).items).T for order in (voices, voices[::-1])]
     assert any(torch.equal(spoken, order[:, : spoken.shape[1]]) for order in orders)
     assert pool.num_utterances == 4
-
-
-def test_a_full_corpus_is_still_sampled_evenly(tmp_path: Path) -> None:
-    for shard in range(4):
-        np.savez(
-            tmp_path / f"shard_{shard:05d}.npz",
-            main=np.full(600, shard, np.int32),
-            codes=np.zeros((2, 600), np.int16),
-            lengths=np.full(12, 50, np.int32),
-            speaker=np.repeat([0, 1], 6).astype(np.int32),
-        )
-    pool = Corpus(tmp_path, lambda _: True, interleave=0, num_books=2, max_tokens=2000, device=CPU)
-
-    pool.refill()
-
-    assert (pool.num_groups, pool.num_tokens) == (6, 1800)
-    assert set(pool.random_groups(1000).tolist()) == set(range(6))
