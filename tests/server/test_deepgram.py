@@ -148,7 +148,7 @@ def test_clearing_a_track_compares_no_entries() -> None:
 
     holding = SimpleNamespace(set=lambda *_: None)
     record: Any = SimpleNamespace(holding=holding)
-    queue = speech_queue.SpeechQueue(State(), record, NotImplemented, lambda: None)
+    queue = speech_queue.SpeechQueue(State(), record, NotImplemented, lambda _: None)
     tracks = [speech_queue.Track(SessionConfig(type="session.config")) for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speech_queue._Item, "__eq__", NotImplemented, raising=False)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.server.session import Session
+from s1_mini.server.text_input import TextInput
 from tests.server.conftest import Door, serving
 from tests.server.test_websocket import hear, say, session
 from waiting import EVENTUALLY_S
@@ -76,14 +76,14 @@ def test_an_error_in_a_document_is_reported_and_the_next_one_is_spoken(
 
 
 def test_the_event_loop_is_free_between_the_documents_of_a_message(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    put, order = Session._put, []
+    put, order = TextInput.speak, []
 
     def note(*arguments: Any, **options: Any) -> None:
         order.append("put")
         asyncio.get_running_loop().call_soon(order.append, "others")
         put(*arguments, **options)
 
-    monkeypatch.setattr(Session, "_put", note)
+    monkeypatch.setattr(TextInput, "speak", note)
     speak(door, "<speak>One.</speak>" * 3, text_type="ssml")
 
     assert order[:6] == ["put", "others"] * 3

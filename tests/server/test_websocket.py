@@ -212,7 +212,7 @@ def test_the_work_on_a_text_in_tiny_pieces_is_in_proportion_to_its_length(
         looked_at += len(text)
         return cut_arriving(text)
 
-    monkeypatch.setattr("s1_mini.server.session.cut_arriving", cut)
+    monkeypatch.setattr("s1_mini.server.text_input.cut_arriving", cut)
     text = "No. 5 " * 50  # has no complete sentence
     with session(door) as socket:
         say(socket, **CONFIG)

@@ -93,17 +93,17 @@ class Deepgram(Protocol):
             name = {"model_name": track.config.voice or "default", "model_version": MODEL}
             await session.send({"type": "Metadata", "request_id": session.record.id} | name)
         if isinstance(message, Speak):
-            if not session.is_ending:
-                await session.add(track, message.text)
+            if not session.queue.is_closed:
+                await session.text.add(track, message.text)
         elif message.type == "Clear":
-            await session.clear(track)
+            await session.text.clear(track)
             await self._answer("Cleared", seconds=round(track.sent_s, 3))
-        elif not session.is_ending:
-            session.flush(track)
+        elif not session.queue.is_closed:
+            session.text.flush(track)
             if message.type == "Flush":
                 session.queue.then(track, partial(self._answer, "Flushed"))
             else:
-                session.end()
+                session.text.close()
 
     async def _answer(self, kind: str, **details: float) -> None:
         await self.session.send({"type": kind, "sequence_id": self._num_answers} | details)

@@ -114,7 +114,7 @@ class _ElevenLabs(Protocol):
         super().__init__(session)
         self._options, self._config = options, config
         self.idle_s = min(self.idle_s, options.inactivity_timeout or self.idle_s)
-        self.options = {"word_times": session.state.engine.has_word_times}
+        session.text.options = {"word_times": session.state.engine.has_word_times}
 
     def _open(self, name: str | None = None) -> Context:
         text_type = "ssml" if self._options.enable_ssml_parsing else "text"
@@ -125,13 +125,13 @@ class _ElevenLabs(Protocol):
         rest = context.rest.strip()
         if rest and context.config.text_type == "ssml" and not rest.startswith(("<speak", "<?xml")):
             context.rest = f"<speak>{rest}</speak>"
-        self.session.flush(context)
+        self.session.text.flush(context)
 
     async def _add(self, context: Context, message: Message) -> None:
         if message.voice_settings is not None and message.voice_settings.speed is not None:
             context.config.speed = message.voice_settings.speed
         text = message.text or ""
-        await self.session.add(context, text)
+        await self.session.text.add(context, text)
         has_text = bool(text.strip())
         if message.flush or (self._options.auto_mode and has_text):
             self._flush(context)
@@ -193,12 +193,12 @@ class SingleText(_ElevenLabs):
         self._context = self._open()
 
     async def act(self, message: Message) -> None:
-        if self.session.is_ending:
+        if self.session.queue.is_closed:
             return
         await self._add(self._context, message)
         if message.text == "" and not message.flush:
             self._flush(self._context)
-            self.session.end()
+            self.session.text.close()
 
     async def end(self) -> None:
         await self.session.send({"audio": None, "isFinal": True})
@@ -213,13 +213,13 @@ class SeveralTexts(_ElevenLabs):
 
     async def act(self, message: Message) -> None:
         context = self._contexts.get(message.context_id)
-        if self.session.is_ending:
+        if self.session.queue.is_closed:
             return
         if message.close_socket:
             for each in list(self._contexts.values()):
                 if not each.is_closing:
                     await self._close(each)
-            self.session.end()
+            self.session.text.close()
         elif message.close_context:
             if context is not None:
                 await self._close(context)
@@ -251,7 +251,7 @@ class SeveralTexts(_ElevenLabs):
             self.session.queue.then(context, partial(self._finalize, context))
 
     async def _stop(self, context: Context) -> None:
-        await self.session.clear(context)
+        await self.session.text.clear(context)
         await self._finalize(context, seconds=round(context.sent_s, 3))
 
     async def _finalize(self, context: Context, **details: float) -> None:

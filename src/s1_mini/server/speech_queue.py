@@ -40,9 +40,15 @@ class Track:
     num_seen: int = 0  # characters of `rest` that were looked at: they have no complete sentence
     voice: str = ""  # mark of the current voice, such as [clara], in a text with marks
     stretches: Stretches = field(default_factory=Stretches)  # what was spoken last
-    says: bool | None = None  # whether the text so far has anything to speak; None before any text
+    says: bool = False  # whether any text had something to speak
     sent_s: float = 0.0  # seconds of audio that were sent
     stream: TextStream | None = None  # the text that is being spoken while it arrives
+
+    def end_stream(self) -> None:
+        """End the utterance that continues while text arrives, if there is one."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
 
 
 @dataclass(eq=False)
@@ -82,19 +88,24 @@ class Listener(ABC):
 class SpeechQueue:
     """Speaks stretches of text in order.
 
-    `state` is the application's; `on_idle` is called whenever the queue has become empty.
+    `state` is the application's; `on_change` is called with whether anything is in the queue, whenever it has changed.
     """
 
     def __init__(
-        self, state: ServerState, record: RequestLog, listener: Callable[[], Listener], on_idle: Callable[[], None]
+        self,
+        state: ServerState,
+        record: RequestLog,
+        listener: Callable[[], Listener],
+        on_change: Callable[[bool], None],
     ) -> None:
-        self._state, self._record, self._listener, self._on_idle = state, record, listener, on_idle
+        self._state, self._record, self._listener, self._on_change = state, record, listener, on_change
         assert record.holding is not None
         self._holding = record.holding  # charged for the recordings of waiting stretches, each recording once
         self.recording: bytes | None = None  # to clone
         self._items: deque[_Item] = deque()  # including the one that is being spoken
         self._has_changed = asyncio.Event()  # an item was added, or the queue was closed
-        self._is_closed = False
+        self.is_closed = False  # nothing more is added
+        self.is_finished = asyncio.Event()  # everything was spoken
         self._speaking: asyncio.Future[None] | None = None  # the running work of the first of `_items`
         self.num_waiting = 0  # characters in `_items`
         self.num_spoken = 0  # stretches of text
@@ -173,10 +184,11 @@ class SpeechQueue:
             raise TextError("text", f"{reason}; send them more slowly")
         self._items.append(item)
         self._has_changed.set()
+        self._on_change(True)
 
     def close(self) -> None:
         """End `run` when everything is spoken."""
-        self._is_closed = True
+        self.is_closed = True
         self._has_changed.set()
 
     async def clear(self, track: Track) -> None:
@@ -196,7 +208,7 @@ class SpeechQueue:
 
     async def run(self) -> None:
         """Speak until the queue is closed and empty. Raises the errors of `speak` and of the listener."""
-        while self._items or not self._is_closed:
+        while self._items or not self.is_closed:
             if not self._items:
                 self._has_changed.clear()
                 await self._has_changed.wait()
@@ -223,8 +235,8 @@ class SpeechQueue:
                 item.track.stream = None
             self._count_recordings(checked=False)  # until now, `speak` has charged the recording of this item
             self.last_moved = time.monotonic()
-            if not self._items:
-                self._on_idle()
+            self._on_change(bool(self._items))
+        self.is_finished.set()
 
     async def _say(self, track: Track, request: SpeechRequest) -> None:
         listener, record, before_s = self._listener(), self._record, self._record.audio_s

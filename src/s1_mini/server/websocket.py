@@ -27,6 +27,7 @@ from s1_mini.server.speech_queue import Track
 
 router = APIRouter()
 
+NOTHING = "contains nothing to speak; send at least one letter, number or symbol"
 Input = SessionConfig | InputText | InputClear | InputDone
 MESSAGES: dict[str, type[BaseModel]] = {
     "session.config": SessionConfig,
@@ -51,6 +52,7 @@ class OwnProtocol(Protocol):
         """`config` is used until the client sends one."""
         super().__init__(session)
         self._track = Track(config or SessionConfig(type="session.config"))
+        self._has_text = False
         self._unspeakable: NothingToSpeakError | None = None  # error of the first stretch with nothing to speak
         self._warnings: list[str] = []  # about stretches with nothing to speak, sent with the next message
 
@@ -58,19 +60,22 @@ class OwnProtocol(Protocol):
         session = self.session
         match message:
             case InputClear():
-                await session.clear(self._track)
+                await session.text.clear(self._track)
                 sent_s = round(self._track.sent_s, 3)
                 played = {} if message.played_s is None else {"played_s": min(message.played_s, sent_s)}
                 await session.send({"type": "input.cleared", "seconds": sent_s} | played)
-            case _ if session.is_ending:
+            case _ if session.queue.is_closed:
                 pass
             case SessionConfig():
                 await self._configure(message)
             case InputText():
-                await session.add(self._track, message.text)
+                self._has_text = True
+                await session.text.add(self._track, message.text)
             case InputDone():
-                session.flush(self._track, is_last=True)
-                session.end()
+                session.text.flush(self._track)
+                session.text.close()
+                if self._has_text and not self._track.says:
+                    self._unspeakable = NothingToSpeakError("text", NOTHING)
 
     async def _configure(self, config: SessionConfig) -> None:
         state = self.session.state
@@ -80,8 +85,8 @@ class OwnProtocol(Protocol):
         recording = None if coded is None else await in_turn(state, decode_base64, coded)
         if recording is not None:
             read_recording(recording, state.engine.config.max_reference_bytes)
-        self.session.check(config, recording)
-        self.session.end_stream(self._track)
+        self.session.text.check(config, recording)
+        self._track.end_stream()
         self._track.config, self._track.voice = config, ""
         self.session.queue.set_recording(recording)
 

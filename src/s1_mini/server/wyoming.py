@@ -31,9 +31,9 @@ from s1_mini.server.errors import BodyError, ClientGoneError, IdleError, Invalid
 from s1_mini.server.limits import LINGER_S, UNREAD_CHECK_S
 from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.schemas import SpeechRequest, StartOptions
-from s1_mini.server.session import SMALL_TEXT
 from s1_mini.server.speech import speak
 from s1_mini.server.state import ServerState
+from s1_mini.server.text_input import SMALL_TEXT
 from s1_mini.server.voice_names import own_voice
 from s1_mini.text.markup import begins_ssml
 from s1_mini.text.split import UNREAD_S, EarlyStart, Stretches, cut_arriving, ends_sentence, is_due
