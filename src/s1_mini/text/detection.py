@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 
 from s1_mini.text.split import sentence_spans
-from s1_mini.text.tables import table, words
+from s1_mini.text.tables import table, word_set, words
 
 MAX_CHARACTERS = 2000  # enough to detect a language
 MIN_SCORE = 2.0  # minimum number of function words of the language
@@ -95,7 +95,7 @@ _FUNCTION_WORDS = {
     "cũng nhưng khi thì ở đến từ như vì sẽ đang cảm ơn xin chào hôm nay",
 }
 # Parts of names, which count half.
-_PARTICLES = frozenset(words("de la le les du des di da del della dos das el los las van von der den zu el al e y"))
+_PARTICLES = word_set("de la le les du des di da del della dos das el los las van von der den zu el al e y")
 _TABLES = {language: frozenset(words(listed)) for language, listed in _FUNCTION_WORDS.items()}
 # English words, and words of other languages that are also English or parts of English names.
 _ENGLISH = _TABLES["en"].union(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from s1_mini.text.numbers import MAX_DIGITS, forms, spell
-from s1_mini.text.tables import table, words
+from s1_mini.text.tables import table, word_set, words
 
 # These three tables also have languages of which only numbers are read, by `reading`.
 POINT = table(
@@ -92,7 +92,7 @@ _ARTICLES = {
     "pt": words("o do no ao pelo"),
 }
 # Days in Korean history, which are written with a point.
-_KOREAN_DAYS = frozenset(words("3.1 4.3 4.19 5.16 5.18 6.10 6.25 6.29 8.15 9.11 10.26 12.12"))
+_KOREAN_DAYS = word_set("3.1 4.3 4.19 5.16 5.18 6.10 6.25 6.29 8.15 9.11 10.26 12.12")
 # The model reads a number together with its unit.
 _UNIT = r"(?:(?:[kcdmµμ]?[mglL][²³23]?|t|[kMGT]?(?:Hz|Wh?|V|A|B)|k?cal|ha|h|s|min|mph|dB|[CF])(?![\w'’])|[°℃℉‰]|º[CF])"
 

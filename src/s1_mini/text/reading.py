@@ -25,11 +25,11 @@ from s1_mini.text.structure import (
     unified_lines,
     without_separators,
 )
-from s1_mini.text.tables import table, words
+from s1_mini.text.tables import table, word_set
 from s1_mini.text.tags import unescaped, without_tags
 
 # Languages with a decimal point; all others write a decimal comma, and group digits by dots or spaces.
-_POINT = frozenset(words("am cy en fil ga he hi ja ko ms ne sw ta th yue zh zu"))
+_POINT = word_set("am cy en fil ga he hi ja ko ms ne sw ta th yue zh zu")
 _WITHOUT_SPACES = frozenset(("ja", "zh", "yue", "th", "km", "lo", "my"))
 _WITH_COMMA = re.compile(r"(-(?=\d))?(\d{1,3}(?:[. ]\d{3})++(?!\d)|\d++)(?:,(\d+))?(\s?%)?")
 _SWISS = re.compile(r"(-(?=\d))?(\d{1,3}(?:'\d{3})++(?!\d)|\d++)(?:\.(\d+))?(\s?%)?")
@@ -249,7 +249,7 @@ def _item(found: re.Match[str]) -> str:
 
 
 def _sentence(line: str, mark: str) -> str:
-    return line if not line or line.rstrip()[-1:] in ".,;:!?" else line.rstrip() + mark
+    return line if not line or line.rstrip(" \t*_~`")[-1:] in ".,;:!?" else line.rstrip() + mark
 
 
 def read_emoji(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from s1_mini.exceptions import ParameterError
 from s1_mini.text.stops import UNITS, Kind, is_final, is_numbered, is_spelled, is_street
 from s1_mini.text.structure import division_between, split_divisions, stronger, structured
-from s1_mini.text.tables import words
+from s1_mini.text.tables import word_set, words
 from s1_mini.types import Division, Joined
 
 # Grapheme clusters: the part of UAX 29 that keeps accented letters, emoji with a skin tone and flags in one piece.
@@ -75,10 +75,10 @@ _CLAUSE_END = re.compile(
 )
 
 _LETTERS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-ωА-я]\.)*+[A-Za-zÀ-ɏΑ-ωА-я]")  # J. and U.S. and e.g.
-_NEVER_LAST = frozenset(
-    words("vs cf ca resp incl excl approx e.g i.e z.b d.h bzw ggf evtl inkl zzgl vgl hr fr mme mlle sra srta")
+_NEVER_LAST = word_set(
+    "vs cf ca resp incl excl approx e.g i.e z.b d.h bzw ggf evtl inkl zzgl vgl hr fr mme mlle sra srta"
 )
-_NUMBERED = frozenset(words("no nos nr num p pp vol fig art sec ch abb kap tel"))  # before a number
+_NUMBERED = word_set("no nos nr num p pp vol fig art sec ch abb kap tel")  # before a number
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(
         words(

@@ -9,106 +9,88 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from s1_mini.text.tables import words
+from s1_mini.text.tables import word_set, words
 
 # "title": before a name; "letters": initials and initialisms; "half": a.m.; "unit": after a
 # number; "part": of a name (Dept., Intl.) or before one; "other": all that may end a sentence (Inc., etc., Ph.D.).
 Kind = Literal["title", "letters", "half", "day", "month", "unit", "part", "other"]
 
 # Words with which a sentence begins, and a name does not.
-_STARTERS = frozenset(
-    words(
-        "i i'm i'll i'd i've it it's it'll he he's he'll he'd she she's she'll she'd we we're we'll we've we'd they "
-        "they're they've they'll you you're you'll you've the this that that's these those there there's here here's "
-        "a an and but so or nor yet if in on at by for from to with without of as after before during since until "
-        "till unless while although though because when whenever where wherever whether who who's whose what what's "
-        "which why how however then thus hence therefore moreover furthermore meanwhile nevertheless nonetheless "
-        "instead otherwise besides also still even just only once now today tonight tomorrow yesterday later soon "
-        "finally first second next last afterwards perhaps maybe please my our his her its your their mine yours ours "
-        "do does did don't doesn't didn't is isn't are aren't was wasn't were weren't has hasn't have haven't had can "
-        "can't could couldn't will won't would wouldn't shall should may might must let let's no not yes yeah ok okay "
-        "oh well all any both each every everyone everybody everything few many most much several some someone "
-        "somebody something such another other others none nobody nothing neither either one two three four five six "
-        "seven eight nine ten hundreds thousands people nobody go come call ask see look take give get put tell try "
-        "turn use wait watch keep make bring buy meet read remember think stop add stir mix cook bake pour heat serve "
-        "combine place remove drain season sprinkle whisk boil simmer cut chop rest repeat run walk visit start open "
-        "close check write thanks thank sorry hello hi goodbye bye great good over under between among across above "
-        "below near against despite except including like into through whatever whoever anyway anyone anything almost "
-        "nearly about according sometimes often never always again already apparently unfortunately fortunately "
-        "luckily sadly surprisingly suddenly obviously clearly actually eventually recently currently initially "
-        "originally usually generally additionally similarly likewise consequently"
-    )
+_STARTERS = word_set(
+    "i i'm i'll i'd i've it it's it'll he he's he'll he'd she she's she'll she'd we we're we'll we've we'd they "
+    "they're they've they'll you you're you'll you've the this that that's these those there there's here here's "
+    "a an and but so or nor yet if in on at by for from to with without of as after before during since until "
+    "till unless while although though because when whenever where wherever whether who who's whose what what's "
+    "which why how however then thus hence therefore moreover furthermore meanwhile nevertheless nonetheless "
+    "instead otherwise besides also still even just only once now today tonight tomorrow yesterday later soon "
+    "finally first second next last afterwards perhaps maybe please my our his her its your their mine yours ours "
+    "do does did don't doesn't didn't is isn't are aren't was wasn't were weren't has hasn't have haven't had can "
+    "can't could couldn't will won't would wouldn't shall should may might must let let's no not yes yeah ok okay "
+    "oh well all any both each every everyone everybody everything few many most much several some someone "
+    "somebody something such another other others none nobody nothing neither either one two three four five six "
+    "seven eight nine ten hundreds thousands people nobody go come call ask see look take give get put tell try "
+    "turn use wait watch keep make bring buy meet read remember think stop add stir mix cook bake pour heat serve "
+    "combine place remove drain season sprinkle whisk boil simmer cut chop rest repeat run walk visit start open "
+    "close check write thanks thank sorry hello hi goodbye bye great good over under between among across above "
+    "below near against despite except including like into through whatever whoever anyway anyone anything almost "
+    "nearly about according sometimes often never always again already apparently unfortunately fortunately "
+    "luckily sadly surprisingly suddenly obviously clearly actually eventually recently currently initially "
+    "originally usually generally additionally similarly likewise consequently"
 )
-SPELT_NUMBERS = frozenset(  # in text that was normalized
-    words(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-        "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
-    )
+SPELT_NUMBERS = word_set(  # in text that was normalized
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
-_NAMED_ALIKE = frozenset(words("who no so so-and-so well yes one good great may will like first second"))
+_NAMED_ALIKE = word_set("who no so so-and-so well yes one good great may will like first second")
 # Given names: after U.S., where another capitalised word mostly belongs to a name, they begin a sentence.
-_GIVEN = frozenset(
-    words(
-        "Aaron Adam Alan Alex Alice Amanda Amy Andrew Andy Angela Anita Ann Anna Anne Anthony Barbara Ben Beth Betty "
-        "Bill Bob Brian Carl Carlos Carol Caroline Catherine Charles Charlie Chris Christine Claire Clara Dan Daniel "
-        "Dave David Deborah Dennis Diana Diane Donald Donna Dorothy Edward Elena Elizabeth Ella Ellen Emily Emma Eric "
-        "Ethan Eva Eve Frances Frank Fred George Grace Greg Hannah Harry Heather Helen Henry Ian Isabel Jack Jacob "
-        "James Jan Jane Janet Jason Jean Jeff Jennifer Jenny Jerry Jessica Jim Joan Joe John Jonathan Jose Joseph "
-        "Joshua Juan Judy Julia Julie Justin Karen Kate Katherine Kathy Keith Kelly Ken Kevin Kim Larry Laura Lauren "
-        "Leo Liam Linda Lisa Louis Lucas Lucy Luke Marcus Margaret Maria Marie Mark Martha Martin Mary Matt Matthew "
-        "Max Megan Mia Michael Michelle Mike Nancy Nathan Nicholas Nick Nicole Nina Noah Nora Oliver Olivia Oscar "
-        "Pamela Pat Patricia Patrick Paul Paula Peter Philip Rachel Ralph Rebecca Richard Rick Rob Robert Roger Ron "
-        "Rose Ruth Ryan Sally Sam Samantha Samuel Sandra Sara Sarah Scott Sean Sharon Simon Sofia Sophia Sophie "
-        "Stephanie Stephen Steve Steven Sue Susan Tara Ted Teresa Thomas Tim Tina Todd Tom Tony Vera Victor Victoria "
-        "Vincent Virginia Walter Wendy William Zoe"
-    )
+_GIVEN = word_set(
+    "Aaron Adam Alan Alex Alice Amanda Amy Andrew Andy Angela Anita Ann Anna Anne Anthony Barbara Ben Beth Betty "
+    "Bill Bob Brian Carl Carlos Carol Caroline Catherine Charles Charlie Chris Christine Claire Clara Dan Daniel "
+    "Dave David Deborah Dennis Diana Diane Donald Donna Dorothy Edward Elena Elizabeth Ella Ellen Emily Emma Eric "
+    "Ethan Eva Eve Frances Frank Fred George Grace Greg Hannah Harry Heather Helen Henry Ian Isabel Jack Jacob "
+    "James Jan Jane Janet Jason Jean Jeff Jennifer Jenny Jerry Jessica Jim Joan Joe John Jonathan Jose Joseph "
+    "Joshua Juan Judy Julia Julie Justin Karen Kate Katherine Kathy Keith Kelly Ken Kevin Kim Larry Laura Lauren "
+    "Leo Liam Linda Lisa Louis Lucas Lucy Luke Marcus Margaret Maria Marie Mark Martha Martin Mary Matt Matthew "
+    "Max Megan Mia Michael Michelle Mike Nancy Nathan Nicholas Nick Nicole Nina Noah Nora Oliver Olivia Oscar "
+    "Pamela Pat Patricia Patrick Paul Paula Peter Philip Rachel Ralph Rebecca Richard Rick Rob Robert Roger Ron "
+    "Rose Ruth Ryan Sally Sam Samantha Samuel Sandra Sara Sarah Scott Sean Sharon Simon Sofia Sophia Sophie "
+    "Stephanie Stephen Steve Steven Sue Susan Tara Ted Teresa Thomas Tim Tina Todd Tom Tony Vera Victor Victoria "
+    "Vincent Virginia Walter Wendy William Zoe"
 )
 # What goes on after U.S. and L.A., besides the names of several words.
-_INSTITUTIONS = frozenset(
-    words(
-        "Senate House Congress Congressman Army Navy Marine Marines Air Coast Supreme District Circuit Court Capitol "
-        "Treasury Census Postal Open Attorney President Vice Secretary Senator Senators Rep Sen Gen Representative "
-        "Representatives Ambassador Embassy Constitution Government Federal Bureau Department Dept Forest Geological "
-        "Olympic Soccer Steel Bank Dollar Route Highway Interstate Customs Immigration Marshal Marshals Patent Trade "
-        "Energy Education Defense Justice State States Commerce Agriculture Health Food Drug Environmental Special "
-        "Forces Military English Airways Virgin Territory Territories Cavalry Grand Mint News Masters Women's Men's "
-        "National Commission Council Charter Security General Parliament Parliamentary Prime Times Lakers Clippers "
-        "Dodgers Galaxy Rams Knicks Yankees Giants Metro Police Mayor Chamber Stock Central Fed Federation Civil "
-        "Revolutionary Border Homeland Consulate Consul Code Office Securities Surgeon Fish Park Figure Ambassadors "
-        "Muslim Jewish Catholic Hispanic Latino Black White Asian Foreign Chief Export Import Strategic Naval"
-    )
+_INSTITUTIONS = word_set(
+    "Senate House Congress Congressman Army Navy Marine Marines Air Coast Supreme District Circuit Court Capitol "
+    "Treasury Census Postal Open Attorney President Vice Secretary Senator Senators Rep Sen Gen Representative "
+    "Representatives Ambassador Embassy Constitution Government Federal Bureau Department Dept Forest Geological "
+    "Olympic Soccer Steel Bank Dollar Route Highway Interstate Customs Immigration Marshal Marshals Patent Trade "
+    "Energy Education Defense Justice State States Commerce Agriculture Health Food Drug Environmental Special "
+    "Forces Military English Airways Virgin Territory Territories Cavalry Grand Mint News Masters Women's Men's "
+    "National Commission Council Charter Security General Parliament Parliamentary Prime Times Lakers Clippers "
+    "Dodgers Galaxy Rams Knicks Yankees Giants Metro Police Mayor Chamber Stock Central Fed Federation Civil "
+    "Revolutionary Border Homeland Consulate Consul Code Office Securities Surgeon Fish Park Figure Ambassadors "
+    "Muslim Jewish Catholic Hispanic Latino Black White Asian Foreign Chief Export Import Strategic Naval"
 )
-_PLACES = frozenset(
-    words(
-        "u.s u.k u.n e.u u.a.e u.s.a u.s.s.r d.c l.a n.y n.y.c n.j n.c s.c n.d s.d n.m n.h r.i w.v b.c a.d b.c.e c.e "
-        "p.r d.r s.f k.c"
-    )
+_PLACES = word_set(
+    "u.s u.k u.n e.u u.a.e u.s.a u.s.s.r d.c l.a n.y n.y.c n.j n.c s.c n.d s.d n.m n.h r.i w.v b.c a.d b.c.e c.e "
+    "p.r d.r s.f k.c"
 )
-_ORGANISED = frozenset(
-    words("the a an this that our its his her their my your former every no in of from to by at for")
+_ORGANISED = word_set("the a an this that our its his her their my your former every no in of from to by at for")
+_LABELLED = word_set(  # before a single letter that is not an initial
+    "a an the plan vitamin type group class grade section appendix figure part option team point building "
+    "terminal gate hall block room wing hepatitis schedule exhibit item step zone level phase category series "
+    "model unit line lane route track platform door box bus sector district division pool stage round letter "
+    "column row side version table"
 )
-_LABELLED = frozenset(  # before a single letter that is not an initial
-    words(
-        "a an the plan vitamin type group class grade section appendix figure part option team point building "
-        "terminal gate hall block room wing hepatitis schedule exhibit item step zone level phase category series "
-        "model unit line lane route track platform door box bus sector district division pool stage round letter "
-        "column row side version table"
-    )
-)
-_BEFORE_THE_PRONOUN = frozenset(
-    words("do did am was were so is than can will would have has should could as nor neither")
-)
+_BEFORE_THE_PRONOUN = word_set("do did am was were so is than can will would have has should could as nor neither")
 _ZONES = frozenset(
     words("Eastern Pacific Central Mountain Atlantic Greenwich London Paris Tokyo Beijing Moscow Alaska Hawaii")
     + words("EST EDT ET PST PDT PT CST CDT CT MST MDT MT GMT BST UTC CET CEST AEST IST JST Local")
 )
-_HEADS = frozenset(  # go on after a company, a person or a street
-    words(
-        "CEO CFO CTO COO CIO Chief Chairman Chairwoman Chair President Vice Founder Co-founder Executive Magazine Day "
-        "Boulevard Drive Street Avenue Way High School Stadium Elementary Memorial Library Airport Bridge Station "
-        "Journal Apt Suite Ste Unit Room Floor Bldg Ph MD PhD M.D Esq NYSE NASDAQ Nasdaq Inc Ltd Corp Co LLC LLP "
-        "Director Shares Spokesman Spokeswoman"
-    )
+_HEADS = word_set(  # go on after a company, a person or a street
+    "CEO CFO CTO COO CIO Chief Chairman Chairwoman Chair President Vice Founder Co-founder Executive Magazine Day "
+    "Boulevard Drive Street Avenue Way High School Stadium Elementary Memorial Library Airport Bridge Station "
+    "Journal Apt Suite Ste Unit Room Floor Bldg Ph MD PhD M.D Esq NYSE NASDAQ Nasdaq Inc Ltd Corp Co LLC LLP "
+    "Director Shares Spokesman Spokeswoman"
 )
 _DAYS_OR_MONTHS = re.compile(
     r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)(?:s|r|rs|nes|ur|urs)?(?:days?)?\b|"
@@ -155,6 +137,8 @@ def is_final(text: str, start: int, stop: int, kind: Kind) -> bool:
     after = _AFTER.match(text, stop)
     assert after is not None
     space, word = after["space"], after["word"] or ""
+    if kind == "half" and space and text[after.end() : after.end() + 1] in tuple("$£€"):
+        return True  # 7 p.m. $15
     if not space or space.count("\n") > 1 or not word:
         return after.end() == len(text) or space.count("\n") > 1
     if word[0].islower():
@@ -224,13 +208,11 @@ _STREET = re.compile(r"\b(?:on|at|down|up|along|\d{1,5}\w?)\s(?:[NSEW]\.?\s|St\.
 _NEXT_WORD = re.compile(r"\.\s([A-Z][\w']{0,20})")
 _CAPITALISED = re.compile(r"[a-z]\s[A-Z][a-z]{1,20}\s$")
 _SAINT_BEFORE = re.compile(r"\b(?:St|Saint)\.?\s$")
-_NOUNS = frozenset(
-    words("pop arts app fig art sec ref op para ext")
-)  # abbreviations that are also words after an article
-_SAYS_NO = frozenset(
-    words("is was said says say saying answer answered replied or yes a firm flat clear simple no means meant be voted")
+_NOUNS = word_set("pop arts app fig art sec ref op para ext")  # abbreviations that are also words after an article
+_SAYS_NO = word_set(
+    "is was said says say saying answer answered replied or yes a firm flat clear simple no means meant be voted"
 )
-_DETERMINERS = frozenset(words("a an the this that my his her its our their your any some good bad of"))
+_DETERMINERS = word_set("a an the this that my his her its our their your any some good bad of")
 _PLURAL = re.compile(
     r"(?!1\b)\d[\d,]*+ (?:[a-z]{1,20} )?(?:people|men|women|children|others|more|of|[a-z]{2,20}(?<!s)s)\b"
 )

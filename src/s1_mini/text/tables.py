@@ -9,6 +9,10 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
+def word_set(text: str) -> frozenset[str]:
+    return frozenset(words(text))
+
+
 def table(text: str) -> dict[str, str]:
     """Read a table whose keys have no equals sign."""
     return dict(each.split("=", 1) for each in text.split(", "))

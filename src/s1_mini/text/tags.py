@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from s1_mini.text.structure import ITEM_BREAK, SENTENCE_BREAK
-from s1_mini.text.tables import words
+from s1_mini.text.tables import word_set
 
 _TOKEN = re.compile(
     r"(?P<code>`[^`\n]*+`)|(?P<open><!--|<!\[CDATA\[)|<[!?][A-Za-z][^<>]*+>|<(?P<link>(?:https?://|mailto:)[^<>\s]++)>"
@@ -33,24 +33,18 @@ _ADJACENT = re.compile(r"</(?:a|label)>(?=<(?:a|label)\b)", re.IGNORECASE)
 _BEFORE_NOTE = re.compile(r"[.,;:!?\"'”]\Z|[a-z]{4}\Z")
 _EXPONENT = re.compile(r"(?:\d|\)|(?<![^\W\d_])[A-Za-zµ]{1,2})\Z")
 
-_BLOCKS = frozenset(
-    words(
-        "address article aside blockquote body br caption center dd details dialog dir div dl dt fieldset figcaption "
-        "figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li main menu nav ol optgroup option p pre "
-        "search section select summary table tbody tfoot thead tr ul"
-    )
+_BLOCKS = word_set(
+    "address article aside blockquote body br caption center dd details dialog dir div dl dt fieldset figcaption "
+    "figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr html legend li main menu nav ol optgroup option p pre "
+    "search section select summary table tbody tfoot thead tr ul"
 )
-_PARAGRAPHS = frozenset(words("p h1 h2 h3 h4 h5 h6 hr"))  # with a blank line before and after them
-_HIDDEN = frozenset(
-    words("audio canvas datalist head iframe noframes noscript object rp script style template title video")
-)
-_VOID = frozenset(words("area base br col embed hr img input link meta param source track wbr"))
-_INLINE = frozenset(
-    words(
-        "a abbr acronym b bdi bdo big button cite code colgroup data del dfn em fieldset font i ins kbd label map "
-        "mark math meter nobr output picture progress q rb rt rtc ruby s samp slot small span strike strong sub sup "
-        "svg td textarea th time tt u var"
-    )
+_PARAGRAPHS = word_set("p h1 h2 h3 h4 h5 h6 hr")  # with a blank line before and after them
+_HIDDEN = word_set("audio canvas datalist head iframe noframes noscript object rp script style template title video")
+_VOID = word_set("area base br col embed hr img input link meta param source track wbr")
+_INLINE = word_set(
+    "a abbr acronym b bdi bdo big button cite code colgroup data del dfn em fieldset font i ins kbd label map "
+    "mark math meter nobr output picture progress q rb rt rtc ruby s samp slot small span strike strong sub sup "
+    "svg td textarea th time tt u var"
 )
 _KNOWN = _BLOCKS | _HIDDEN | _VOID | _INLINE
 _MARKS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)} | {"li": "- ", "tr": f"{ITEM_BREAK}\n"}

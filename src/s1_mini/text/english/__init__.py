@@ -30,20 +30,8 @@ from s1_mini.text.english.spelling import (
     read_stretched,
 )
 
-_WITH_DIGITS = (
-    *(
-        read_grouped,
-        read_joined,
-        read_dates,
-        read_times,
-        read_phones,
-        read_labels,
-        read_money,
-        read_fractions,
-        read_measures,
-    ),
-    *(read_ranges, read_years, read_identifiers, read_plain),
-)
+_NAMED = (read_grouped, read_joined, read_dates, read_times, read_phones, read_labels, read_money)
+_WITH_DIGITS = (*_NAMED, read_fractions, read_measures, read_ranges, read_years, read_identifiers, read_plain)
 
 
 def read(text: str) -> str:

@@ -6,7 +6,7 @@ import re
 
 from s1_mini.text.english.dates import DAYS, MONTHS
 from s1_mini.text.stops import SPELT_NUMBERS, Kind, is_final, is_numbered, is_spelled, is_street
-from s1_mini.text.tables import table, text_after, text_before, words
+from s1_mini.text.tables import table, text_after, text_before, word_set
 
 _SHORT_MONTHS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
 _SHORT_DAYS = {day[:3]: day for day in DAYS} | {"Tues": "Tuesday", "Thur": "Thursday", "Thurs": "Thursday"}
@@ -35,11 +35,12 @@ _ANYWHERE = table(
     "co=Company, bros=Brothers, jr=Junior, sr=Senior, al=al, a.k.a=also known as, ph.d=P H D, ave=Avenue, "
     "blvd=Boulevard, hwy=Highway, pkwy=Parkway, dist=district, univ=university, assn=association, intl=international, "
     "natl=national, avg=average, temp=temperature, esq=Esquire, hosp=hospital, assoc=associate, asst=assistant, "
-    "mgr=manager, incl=including, excl=excluding, qty=quantity, pkg=package, doz=dozen, attn=attention, hrs=hours, "
-    "mins=minutes, secs=seconds, wk=week, wks=weeks, yrs=years, mos=months, pts=points, std=standard, "
-    "orig=original, alt=alternate, mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, rm=room, "
-    "bldg=building, eds=editors, acct=account, ctrl=control, cmd=command, esc=escape, m.p.h=miles per hour, "
-    "r.p.m=revolutions per minute, blk=block, blks=blocks, bdrm=bedroom, bdrms=bedrooms, tel=telephone, elev=elevation"
+    "mgr=manager, mfg=manufacturing, incl=including, excl=excluding, qty=quantity, pkg=package, doz=dozen, "
+    "attn=attention, hrs=hours, mins=minutes, secs=seconds, wk=week, wks=weeks, yrs=years, mos=months, pts=points, "
+    "std=standard, orig=original, alt=alternate, mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, "
+    "rm=room, bldg=building, eds=editors, acct=account, ctrl=control, cmd=command, esc=escape, m.p.h=miles per hour, "
+    "r.p.m=revolutions per minute, blk=block, blks=blocks, bdrm=bedroom, bdrms=bedrooms, tel=telephone, "
+    "elev=elevation"
 )
 _SLASHED = table(
     "w/o=without, w/=with, b/c=because, 24/7/365=twenty-four seven three sixty-five, c/o=care of, w/out=without, "
@@ -84,7 +85,7 @@ _TITLE = re.compile(
 )
 _DAY = re.compile(
     rf"(?<![\w.'-])({_one_of(_SHORT_DAYS)})"
-    rf"(?:\.(?!\w)|(?=[,:]?\s(?:\d|(?:{'|'.join(_SHORT_MONTHS)}))))"
+    rf"(?:\.(?!\w)|(?=(?:[,:]| [-–—])?\s(?:\d|[Nn]oon|[Cc]losed|(?:{'|'.join(_SHORT_MONTHS)}))))"
 )
 _DAY_BEFORE = re.compile(
     r"(?:\b(?:on|until|till|til|this|due|next|last|every|each|by|from|since|before|after|through|thru|open|closed|early|"
@@ -93,14 +94,19 @@ _DAY_BEFORE = re.compile(
 )
 _DAY_AFTER = re.compile(
     rf",? (?:\d|morning|afternoon|evening|night|noon|(?:at|from|to|through|thru|till|until|and|or|&) "
-    rf"(?:\d|noon|{'|'.join(DAYS)}|{_one_of(_SHORT_DAYS)})|{'|'.join(_SHORT_MONTHS)})|\s?[-–/]| [a-z]|[,;!?)]"
+    rf"(?:\d|noon|{'|'.join(DAYS)}|{_one_of(_SHORT_DAYS)})|{'|'.join(_SHORT_MONTHS)})|\s?[-–/]| [a-z]| Closed|[,;!?)]"
 )
 # A word in lower case before Sat. or Sun. inside a sentence: "see you Sat."; the star has an article before it.
 _INSIDE = re.compile(
     r"(?<![\w'])(?!(?:the|an?|our|their|its|your|his|her|my|and|or|of|with|in|under|like|around)\b)[a-z']{1,20} $"
 )
 _SHORT = _SHORT_DAYS | _SHORT_MONTHS
-_SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?\s?[-–]\s?({_one_of(_SHORT)})\b\.?")
+_SPAN = re.compile(rf"(?<![\w.'-])({_one_of(_SHORT)})\.?(?:\s?[-–]\s?| (?:to|thru|through) )({_one_of(_SHORT)})\b\.?")
+_LOUD_NAME = _one_of(_SHORT).upper()
+_LOUD = re.compile(  # SAT., OCT. 12
+    rf"(?<![\w.'-])({_LOUD_NAME})(?=\.,? (?:\d[\d:]{{0,4}}+(?! of\b)|&|(?i:and) |(?:{_LOUD_NAME})\b))"
+    rf"|(?<=(?:and|AND) )({_LOUD_NAME})(?=\.)"
+)
 _NAMES = "|".join((*MONTHS, *DAYS))
 _PERIOD = f"(?:{'|'.join(MONTHS)}|Q[1-4]|Spring|Summer|Autumn|Fall|Winter)"
 _NAMED_SPAN = re.compile(
@@ -109,7 +115,8 @@ _NAMED_SPAN = re.compile(
 )
 _MONTH = re.compile(
     rf"(?:(?<![\w.'-])|(?<=\d[-–])|(?<=[Mm]id-))({_one_of(_SHORT_MONTHS)})"
-    rf"(?:(?<=\d [A-Z]..)(?<!May)(?!\w)\.?|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}}|'\d\d)(?![\w:.%])))"
+    rf"(?:(?:(?<=\d [A-Z]..)|(?:(?<=\b[Ii]n [A-Z]..)|(?<=(?:since|until) [A-Z]..))(?<!Jan|Mar))(?<!May)(?![\w'-])\.?"
+    rf"|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}}|'\d\d)(?![\w%]|[:.]\d)))"
 )
 _NUMBERED = re.compile(
     rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?(?=\d|[A-Z]{{1,4}}\d|[IVX]{{2,6}}\b|[VX]\b)|№\s?(?=\d)",
@@ -155,9 +162,11 @@ _A_DOCTOR = re.compile(
     r"\b((?:the|my|your|his|her|our|their|an?|this|that) )Dr\b(?:\.(?!\w)|(?= [a-z]))", re.IGNORECASE
 )
 _ESTIMATED = re.compile(r"(?<![\w.'-])([Ee])st\.(?= [a-z$£€])")
-_SPOONS = re.compile(r"(?<![\w.,/])((?:\d{1,2}[ -])?\d{1,2}(?:/\d{1,2})?|[½¼¾⅓⅔]) ?([cTt])\.(?= [a-z])")  # 2 c. flour
+_SPOONS = re.compile(
+    r"(?<![\w.,/])((?:\d{1,2}[ -])?\d{1,2}(?:/\d{1,2})?|[½¼¾⅓⅔]) ?((?<=\d/\d )C|[cTt])\.(?= [a-z])"
+)  # 2 c. flour
 _VERSION = re.compile(r"(?<![\w.])([vV])\.(?=\d)")
-_AT_START = re.compile(r"(?:^|(?<=[.!?] ))(Min|Max)\.(?= [a-z\d])", re.MULTILINE)
+_AT_START = re.compile(r"(?:^|(?<=[.!?,:–-] )|(?<=[(/]))(Min|Max)\.(?= [a-z\d])", re.MULTILINE)
 _UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty|[Vv]er)(:?) (?=#?\d)")
 _LENGTHS = table("dist=distance, alt=altitude, elev=elevation")
 _OF_LENGTH = re.compile(r":?(?: of)? \d[\d.,]*+ ?(?:k?m|mi|ft|yd|miles|met(?:er|re)s)\b")
@@ -182,19 +191,17 @@ def _cased(said: str, like: str) -> str:
 
 
 _SAID_WITH_S = table("A=ays, C=sees, F=effs, L=ells, O=ohs, Q=cues")  # voices do not say "O's" as the name of a letter
-_NEVER_LAST = frozenset(words("vs e.g i.e cf viz approx incl excl w.r.t s.t"))
-_PARTS = frozenset(
-    words(
-        "dept govt dist univ assn intl natl avg hosp assoc asst misc mgr attn std orig alt temp mts bldg rm doz pkg "
-        "eds acct blk blks bdrm bdrms"
-    )
+_NEVER_LAST = word_set("vs e.g i.e cf viz approx incl excl w.r.t s.t")
+_PARTS = word_set(
+    "dept govt dist univ assn intl natl avg hosp assoc asst misc mgr mfg attn std orig alt temp mts bldg rm doz "
+    "pkg eds acct blk blks bdrm bdrms"
 )
-_UNITS = frozenset(words("hrs mins secs wk wks yrs mos pts"))
-_DEGREES = frozenset(words("m.d b.a m.a b.s m.s j.d r.n d.d.s m.b.a r.i.p r.s.v.p e.t.a"))
+_UNITS = word_set("hrs mins secs wk wks yrs mos pts")
+_DEGREES = word_set("m.d b.a m.a b.s m.s j.d r.n d.d.s m.b.a r.i.p r.s.v.p e.t.a")
 _NOTES = frozenset(("p.s", "n.b", "p.p.s"))  # begin a sentence
 # Abbreviations that are read only next to other words, because their letters are also words of their own.
-_AFTER_A_NAME = frozenset(words("co inc corp ltd bros ave"))
-_ADJECTIVES = frozenset(words("temp alt"))
+_AFTER_A_NAME = word_set("co inc corp ltd bros ave")
+_ADJECTIVES = word_set("temp alt")
 
 
 def letter_with_s(letter: str) -> str:
@@ -321,7 +328,7 @@ def read_abbreviations(text: str) -> str:
     if "/" in text:
         text = _SLASHED_TITLES.sub(lambda found: " or ".join(_TITLED[each] for each in found.groups()), text)
         text = _SLASHED_FORM.sub(lambda found: _cased(_SLASHED[found.group().lower()], found.group()), text)
-    text = _DAYS.sub(_days, text)
+    text = _DAYS.sub(_days, _LOUD.sub(lambda found: found.group().title(), text))
     text = _UNDOTTED_NUMBERED.sub(
         lambda found: f"{_cased(_BEFORE_NUMBER[found[1].lower()], found[1])}{found[2]} ", text
     )
@@ -348,7 +355,7 @@ def read_abbreviations(text: str) -> str:
 
 
 def _spoons(found: re.Match[str]) -> str:
-    name = {"c": "cup", "T": "tablespoon", "t": "teaspoon"}[found[2]]
+    name = {"T": "tablespoon", "t": "teaspoon"}.get(found[2], "cup")
     is_one = found[1] == "1" or re.fullmatch(r"\d{1,2}/\d{1,2}|[½¼¾⅓⅔]", found[1])
     return f"{found[1]} {name}{'' if is_one else 's'}"
 

@@ -109,8 +109,9 @@ _SEASON = re.compile(
     r" (?:[a-z]{1,20} )?(?:seasons?|campaign|school|academic|fiscal|budget|winter|term|tour|financial)\b"
 )
 _MONTH_DAY = re.compile(
-    rf"\b({_MONTH}) (?:the )?({_DAY})(?:st|nd|rd|th)?(?:\s?(?:-|–|to)\s?({_DAY})(?:st|nd|rd|th)?)?"
-    rf"(?:,? ({_YEAR})\b)?(?!\w|[:%]|[.,]\d|\s?[ap]\.?m)"
+    rf"\b({_MONTH}) (?:the )?({_DAY})(?:st|nd|rd|th)?"
+    rf"(?:\s?(?:-|–|to|(&|and(?= \d{{1,2}}(?:[;.,)]|$))))\s?({_DAY})(?:st|nd|rd|th)?)?"
+    rf"(?:,? ({_YEAR})\b)?(?!\w|%|[:.,]\d|\s?[ap]\.?m)"
 )
 _DAY_MONTH = re.compile(
     rf"(?<![\w.,/-])(the )?({_DAY})(?:st|nd|rd|th)?(?:\s?[-–]\s?({_DAY})(?:st|nd|rd|th)?)?"
@@ -198,8 +199,8 @@ def _dashed(found: re.Match[str]) -> str:
 
 def _month_day(found: re.Match[str]) -> str:
     said = _full(found[1], found[2], None)
-    said += f" to {ordinal(int(found[3]))}" if found[3] else ""
-    return said + (f", {_year(found[4])}" if found[4] else "")
+    said += f" {'and' if found[3] else 'to'} {ordinal(int(found[4]))}" if found[4] else ""
+    return said + (f", {_year(found[5])}" if found[5] else "")
 
 
 def _day_month(found: re.Match[str]) -> str:

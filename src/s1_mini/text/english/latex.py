@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from s1_mini.text.english.measures import UNIT, UNITS, plural
 from s1_mini.text.english.numerals import cardinal, ordinal, part_of, parts_of, written
-from s1_mini.text.tables import signs, table, words
+from s1_mini.text.tables import signs, table, word_set, words
 
 MAX_DEPTH = 20
 MAX_FORMULA = 2000  # characters
@@ -55,15 +55,13 @@ _ACCENTS = table(
     "hat=hat, widehat=hat, bar=bar, overline=bar, tilde=tilde, widetilde=tilde, dot=dot, ddot=double dot, "
     "vec=vector, overrightarrow=vector"
 )
-_TEXTS = frozenset(words("text textbf textit textrm texttt textsf textnormal mathrm mathit operatorname mbox hbox ce"))
-_FRACTIONS = frozenset(words("frac dfrac tfrac cfrac"))
-_BINOMIALS = frozenset(words("binom dbinom tbinom"))
-_FORMATS = frozenset(
-    words(
-        "left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits nolimits quad qquad mathbf "
-        "mathbb mathcal mathfrak mathsf mathscr boldsymbol bm boxed underline underbrace overbrace nonumber notag "
-        "middle cancel Bbb"
-    )
+_TEXTS = word_set("text textbf textit textrm texttt textsf textnormal mathrm mathit operatorname mbox hbox ce")
+_FRACTIONS = word_set("frac dfrac tfrac cfrac")
+_BINOMIALS = word_set("binom dbinom tbinom")
+_FORMATS = word_set(
+    "left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits nolimits quad qquad mathbf "
+    "mathbb mathcal mathfrak mathsf mathscr boldsymbol bm boxed underline underbrace overbrace nonumber notag "
+    "middle cancel Bbb"
 )
 _SIGNS = signs(
     "+=plus, -=minus, −=minus, ==equals, <=is less than, >=is greater than, *=times, /=over, !=factorial, %=percent, "
@@ -72,8 +70,8 @@ _SIGNS = signs(
 _FUNCTIONS = words("sin cos tan log ln exp max min lim mod sup inf det arg var cov gcd deg")
 _APPLIED = frozenset([*"ABCDEFGHIJKLMNOPQRSTUVWXYZfghpq", "Var"])
 _SIZES = ("\\left", "\\big", "\\Big", "\\bigl", "\\Bigl", "\\bigg", "\\Bigg")
-_SKIPPED = frozenset(
-    words("class color textcolor hspace vspace phantom label tag begin end")
+_SKIPPED = word_set(
+    "class color textcolor hspace vspace phantom label tag begin end"
 )  # commands whose first group is dropped
 _VOWEL = re.compile("[aeiouy]", re.IGNORECASE)
 _TOKEN = re.compile(
@@ -257,7 +255,7 @@ class _Formula:
             while self.brackets.pop() != "bar":
                 pass
             return [","] if self.peek() else []
-        if before and before[-1] not in _OPERATORS and self.brackets:
+        if before and before[-1] not in (*_OPERATORS, "of") and self.brackets:
             return _given(self, name, before)
         self.brackets.append("bar")
         return ["the norm of" if name.endswith("Vert") else "the absolute value of"]
@@ -416,7 +414,7 @@ _DELIMITER = re.compile(r"\\[\s\S]|\$\$?")
 _BRACKETED = re.compile(r"\\([(\[])((?:[^\\]|\\[^()\[\]]){0,500}+)\\[)\]]")
 _BLANK_LINE = re.compile(r"\n[ \t]*+\n")
 _SPECIAL = re.compile(r"[\\^_{}]")
-_LETTERS = re.compile(r"(?:[A-Za-z](?![A-Za-z])|\d++(?:\.\d++)?+|[(),.:;'! \[\]])++")
+_LETTERS = re.compile(r"(?:d?[A-Za-z](?![A-Za-z])|\d++(?:\.\d++)?+|[(),.:;'! \[\]])++")
 _PLAIN = re.compile(r"(?:[A-Za-z]{1,3}(?![A-Za-z])|\d++(?:\.\d++)?+|[-+*/=<>()|!,.:;' \[\]])++")
 _OPERATOR = re.compile(r"[=<>+*/|-]")
 _NUMBER = re.compile(r"_?\d++")  # a plain number; the index of a chemical formula

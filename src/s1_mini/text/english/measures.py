@@ -9,7 +9,7 @@ from s1_mini.text.english.dates import MONTHS
 from s1_mini.text.english.money import SCALE, TO, is_adjective, scaled
 from s1_mini.text.english.numerals import APPROXIMATE, NUMBER, cardinal, ordinal, part_of, parts_of, written
 from s1_mini.text.stops import is_final
-from s1_mini.text.tables import table, text_after, text_before, words
+from s1_mini.text.tables import table, text_after, text_before, word_set
 
 _SI = table("km=kilometer, m=meter, dm=decimeter, cm=centimeter, mm=millimeter, µm=micrometer, nm=nanometer")
 UNITS = _SI | table(
@@ -43,9 +43,7 @@ UNITS |= table(
 )
 UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}
 _IRREGULAR = {"foot": "feet", "inch": "inches"}
-_INVARIANT = frozenset(words("percent hertz kilohertz megahertz gigahertz terahertz bar dozen kelvin horsepower")) | {
-    "P S I"
-}
+_INVARIANT = word_set("percent hertz kilohertz megahertz gigahertz terahertz bar dozen kelvin horsepower") | {"P S I"}
 UNIT = "|".join(re.escape(unit) for unit in sorted(UNITS, key=len, reverse=True))
 
 
@@ -70,10 +68,11 @@ _RATE = re.compile(rf"(?<![\w.,/:])({NUMBER})\s?({UNIT})/({UNIT}|hour|day|week|m
 _PERCENT = re.compile(rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER})\s?%?(?:{TO}([-+]?)({NUMBER}))?\s?([%‰])")
 # `"` after a number is written as ″ where it means inches and does not end a quotation.
 _QUOTE = re.compile(r"\"|\n")
-_FEET = re.compile(r"(?<![\w.,'])(\d{1,3})\s?'\s?-?\s?(\d{1,2}(?:\.\d)?)(?![\d/])(?:\s?(?:″|''|in\b))?")
-_FEET_BEFORE = re.compile(r"(?<![\w.,'/])(\d{1,3})'[ -]?(?=\d{1,2}[ -]\d{1,2}/\d{1,2}(?:″|''| ?in\b))")
+_FEET = re.compile(r"(?<![\w.,'])(\d{1,3})\s?'\s?-?\s?(\d{1,2}(?:\.\d)?)(?![\d/])(?:\s?(?:″|in\b))?")
+_FEET_BEFORE = re.compile(r"(?<![\w.,'/])(\d{1,3})'[ -]?(?=\d{1,2}[ -]\d{1,2}/\d{1,2}(?:″| ?in\b))")
 _FEET_ALONE = re.compile(r"(?<![\w.,'/])(\d{1,3}(?:,\d{3})?)'(?![\w'])")
-_INCHES = re.compile(rf"(?<![\w.,'])({NUMBER})(?:″|'')")
+_INCHES = re.compile(rf"(?<![\w.,'])({NUMBER})″")
+_TWO_PRIMES = re.compile(r"(?<=\d)''(?!\w)")
 _NOUN = re.compile(
     r" (?!(?:tall|wide|long|deep|high|thick|across|in|of|and|or|by|x|from|to|at|is|was|apart|away|off|on|up|down|above|"
     r"below|with|for|when|but|if|then|so|as|per|are|were|has|than|taller|shorter|longer|wider|higher|deeper|underwater|"
@@ -81,7 +80,7 @@ _NOUN = re.compile(
 )
 _PIECES = re.compile(rf"(?= [a-z]){_NOUN.pattern}")
 _QUOTED = re.compile(r"(?<!\w)'(?=[A-Za-z]|\d{1,9} [a-z])(?:[^'\n]|(?<=\w)'(?=\w))*+$")
-_OF_SIZE = re.compile(r"(\d)(?:\"|″|'')(?= by [\d/ -]{1,8}(?:″|''))|(\d)'(?= by \d{1,3}')")
+_OF_SIZE = re.compile(r"(\d)(?:\"|″)(?= by [\d/ -]{1,8}″)|(\d)'(?= by \d{1,3}')")
 _ARTICLE = re.compile(r"\b(?:an?|the|this|that|his|her|our|my|your) $", re.IGNORECASE)
 _KIND = re.compile(
     r" (?:race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
@@ -97,8 +96,8 @@ _BY = re.compile(
     r"( ?)[x×X] ?(?=\d)"
 )
 _TIMES = re.compile(
-    r"(?<![\w.,])(?<!= )(?<!minus )(?<!plus )(?<!\+ )"
-    r"(\d+(?:\.\d+)?|(?:\d+[ -])?\d/\d{1,2})[x×](?!\w|\s?[-+=*/⋅]| (?:minus|over)\b)"
+    rf"(?<![\w.,])(?<!= )(?<!minus )(?<!plus )(?<!\+ )(?:({NUMBER})(?:[x×] ?[-–] ?|[-–])(?=[\d.,]++[x×]))?"
+    rf"((?:\d+[ -])?\d/\d{{1,2}}|{NUMBER})[x×](?!\w|\s?[-+=*/⋅]| (?:minus|over)\b)"
 )
 _DAY = re.compile(
     r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through"
@@ -128,11 +127,9 @@ _STONE = re.compile(r"(?<![\w.,])(\d{1,2}) ?st\.? (?=\d{1,2} ?lbs?\b)")
 _DEGREES = re.compile(r"(?<=\d) ?deg\.? ?(?=[CF]\b)")
 _PAIRS = {(24, 7), (20, 20), (7, 11), (7, 7), (11, 11)}
 # A number of points out of the highest: after words such as "rated", before "stars", after a label.
-_RATED = frozenset(
-    words(
-        "rate rates rated rating ratings score scores scored scoring review reviews reviewed grade grades graded mark "
-        "marks give gives gave giving got get gets getting earned answered verdict overall solid deserves star stars"
-    )
+_RATED = word_set(
+    "rate rates rated rating ratings score scores scored scoring review reviews reviewed grade grades graded mark "
+    "marks give gives gave giving got get gets getting earned answered verdict overall solid deserves star stars"
 )
 _PART_OF = re.compile(
     r"\b(?:page|slide|step|episode|question|level|lesson|round|part|stage|chapter|day|week|lap|task) $", re.IGNORECASE
@@ -145,6 +142,9 @@ _OUT_OF = re.compile(
 )
 _LABELLED = re.compile(r"(?:^|\n|[:(]\s?|(?<![.!?] )\b[A-Z][a-z]+ |, [a-z]+ )$")
 _LABEL_ENDS = re.compile(r"(?<!\s)\.?\s*+$|\.?\n|[,;)]| [-–—]|\. [A-Z]| (?:would|must|highly|definitely|recommend)")
+# Ratings at the start of a line, "1/5: Awful", and in a list of ratings, "4/5 on taste, 2/5 on looks".
+_HEADS_REVIEW = re.compile(r"(?:^|\n)$|/(?:5|10) (?:on|for|in) [\w ]{1,25}(?:, (?:and )?| and )$")
+_REVIEW = re.compile(r":| [-–—] ?\w| (?:on|for|in) | [A-Z][a-z]")
 _MAXIMA = (5, 6, 7, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 _METRE = re.compile(
     r" (?:time(?! (?:job|work|position|student|employee)s?\b)|beat|meter|metre|signature|rhythm|groove|waltz|blues|"
@@ -193,8 +193,8 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
         return f"{MONTHS[above - 1]} {ordinal(below)}"
     is_maximum = below in _MAXIMA and (above * 2 >= below or below in (5, 6, 10, 100))
     is_rated = bool(_OUT_OF.match(after) or (is_maximum and _is_rated(before)))
-    if below == 5 and above > 1 and _LABELLED.search(before) and _LABEL_ENDS.match(after):
-        is_rated = True
+    is_rated |= below == 5 and above > 1 and bool(_LABELLED.search(before) and _LABEL_ENDS.match(after))
+    is_rated |= below in (5, 10) and _HEADS_REVIEW.search(before) is not None and _REVIEW.match(after) is not None
     is_rated |= _SCORE.search(before) is not None
     if (above > below and below not in (5, 10)) or after.startswith(" of "):
         is_rated = False
@@ -224,9 +224,10 @@ def _part_of(said: str, name: str) -> str:
 def read_fractions(text: str) -> str:
     """Spell out fractions with their units, sizes such as 20 x 30, and points of the compass after degrees."""
     text = _mark_inches(text) if '"' in text else text
+    text = _TWO_PRIMES.sub("″", text) if "''" in text else text
     if "x" in text or "×" in text or "X" in text:
         text = _BY.sub(lambda found: " times " if _is_product(found) else " by ", text)
-        text = _TIMES.sub(lambda found: f"{found[1] if '/' in found[1] else written(found[1])} times", text)
+        text = _TIMES.sub(_times, text)
     text = _COMPASS.sub(lambda found: f" {DIRECTIONS[found[1]].lower()}", text)
     if "″" in text or "'" in text:
         text = _LENGTHS.sub(" to ", _OF_SIZE.sub(r"\1\2", text))
@@ -238,6 +239,13 @@ def read_fractions(text: str) -> str:
     text = _HYPHENATED_UNIT.sub(lambda found: f"-{UNITS[found[1]]}", _NTHS.sub(_nths, text))
     text = _FRACTION_RANGE.sub(lambda found: f"{found[1] or found[2]} to ", text)
     return _FRACTION.sub(_fraction, _MARK.sub(r"\1 out of ", text))
+
+
+def _times(found: re.Match[str]) -> str:
+    if found[1] and float(found[1].replace(",", "")) > float(found[2].replace(",", "")):
+        return found.group()  # 10-4x
+    first = f"{written(found[1])} to " if found[1] else ""
+    return f"{first}{found[2] if '/' in found[2] else written(found[2])} times"
 
 
 def _nths(found: re.Match[str]) -> str:
@@ -354,4 +362,4 @@ def read_measures(text: str) -> str:
         text = _FEET_ALONE.sub(_feet_alone, _FEET.sub(_feet, text))
     text = _CROWD.sub(" million", _DEGREES.sub("°", _STONE.sub(r"\1 stone ", text)))
     text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))
-    return _INCHES.sub(_inches, text).replace("″", '"') if "″" in text or "''" in text else text
+    return _INCHES.sub(_inches, text).replace("″", '"') if "″" in text else text

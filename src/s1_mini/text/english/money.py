@@ -33,12 +33,13 @@ _NAMED = _currencies(
     "R$=real reais centavo centavos, MX$=Mexican_peso Mexican_pesos centavo centavos, "
     "kr=krona kronor ore ore, zł=zloty zlotys grosz groszy, Kč=koruna koruna haler halers, Ft=forint forints, "
     "SFr=Swiss_franc Swiss_francs centime centimes, Fr=Swiss_franc Swiss_francs centime centimes, "
-    "DKK=Danish_krone Danish_kroner ore ore, PLN=zloty zlotys grosz groszy, BTC=bitcoin bitcoins satoshi satoshis"
+    "DKK=Danish_krone Danish_kroner ore ore, PLN=zloty zlotys grosz groszy, ZAR=rand rand cent cents, "
+    "BTC=bitcoin bitcoins satoshi satoshis"
 )
 _ALL = _SIGNED | {code: _SIGNED[sign] for code, sign in _CODES.items()} | _NAMED
 _SIGN = f"[{''.join(sign for sign in _SIGNED if sign != '¢')}]"
 _CODE = "|".join(map(re.escape, [*_CODES, *_NAMED]))
-_MINUS = r"(?<![\w)\]%°.-])(?:([-+~≈±])\s?)?"
+_MINUS = r"(?<![\w)\]%°.-])(?:((?<!\w )-|-(?=\S)|[+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
 _PER = (
     r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min|gallon|gal|liter|"
@@ -58,15 +59,16 @@ _MONEY_AFTER = re.compile(
 )
 # Numbers in continental European notation, next to a currency: 1.000,50 and 1 000,50 and 1'000.50, 12,50 and 99,-.
 _FOREIGN = "|".join(map(re.escape, [*"€₺₽₴円", *(code for code in _CODES if len(code) == 3), *_NAMED]))
-_GROUPED = r"\d{1,3}(?:[.' ]\d{3}){1,5}(?:,\d{1,2}|\.\d\d)?(?!,?\d|\.\d)|\d{1,9},(?:\d{1,2}(?!\d|,\d)|[-–](?!\d))"
+_GROUPED = r"[1-9]\d{0,2}(?:[.' ]\d{3}){1,5}(?:,\d{1,2}|\.\d\d)?(?!,?\d|\.\d)|\d{1,9},(?:\d{1,2}(?!\d|,\d)|[-–](?!\d))"
 _FOREIGN_SUM = re.compile(
     rf"(?<![\w.,])((?:{_FOREIGN})\.?[ ]?)({_GROUPED})"
-    rf"|(?<![\w.,€$£])(?<!\d )({_GROUPED})(?=[ ]?(?:(?:Mio|Mrd)\.? )?(?:{_FOREIGN}|euros?)(?!\w))"
+    rf"|(?<![\w.,€$£])(?<!\d |= )({_GROUPED})(?=[ ]?(?:(?:Mio|Mrd)\.? )?(?:{_FOREIGN}|euros?)(?!\w))"
 )
 _MILLIONS = re.compile(r"(?<=\d )(Mio|Mrd)\.?(?= ?(?:€|EUR))")
 _MIL = re.compile(r"([$£€] ?\d[\d.,]{0,12}+ ?)mil\b(?:\.(?= [a-z]))?")
 _MIXED = re.compile(rf"({_SIGN})(\d{{1,4}})[ –-](\d/\d\d?) ((?:m|b|tr)illion|thousand)\b")  # $1-1/2 million
 _LAKHS = re.compile(r"(?:(?<=₹)|(?<=₹ )|(?<=\bRs )|(?<=\bRs\. ))\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")
+_RAND = re.compile(r"(?<![\w.,$])R ?(\d{1,3}(?:[, ]\d{3})++(?!\d)|\d[\d.]{0,8}+(?= ?(?:million|billion|trillion)\b))")
 _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
 
 
@@ -133,6 +135,7 @@ def _money_after(found: re.Match[str]) -> str:
 
 def read_money(text: str) -> str:
     text = _LAKHS.sub(lambda found: found.group().replace(",", ""), _FOREIGN_SUM.sub(_foreign, text))
+    text = _RAND.sub(lambda found: f"ZAR {found[1].replace(' ', '')}", text)
     text = _MIXED.sub(lambda found: f"{found[2]} {found[3]} {found[4]} {_SIGNED[found[1]][1]}", text)
     text = _MILLIONS.sub(lambda found: "million" if found[1] == "Mio" else "billion", text)
     text = _MONEY.sub(_money, _MIL.sub(r"\1million", text))

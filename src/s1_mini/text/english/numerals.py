@@ -193,7 +193,7 @@ _ORDINAL = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)(?:st|nd|rd|th)\b")
 # Digits in groups of three. A hyphen may follow before another grouped number or a noun: 10 000-metre.
 _SPACED = re.compile(
     r"(?<![\w.,+/:'])(?:(?<!\w-)|(?<= \d{3}-))(?<!\d )(?<!\d\) )(?<!/ )"
-    r"[1-9]\d{0,2}(?: \d{3})++(,\d\d?(?!\d))?(?! ?\d|,\d|-\d(?!\d{0,2} \d{3}))"
+    r"[1-9]\d{0,2}(?: \d{3})++(,\d\d?(?!\d))?(?! ?\d|,\d|s\b|-\d(?!\d{0,2} \d{3}))"
 )
 # A decimal comma before a scale, a percentage or a unit: 2,3 million, 37,5 °C.
 _COMMA = re.compile(
@@ -269,14 +269,14 @@ def _scaled(found: re.Match[str]) -> str:
 
 # Lower-case words between numbers: 3-to-1, 1-on-1, 2-by-4s, 7-out-of-10.
 _WORD_BETWEEN = re.compile(
-    r"(?<![\w.,/-])(\d{1,4})-(?!(?:jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec)-)([a-z]{2,7}(?:-of)?)-"
+    r"(?<![\w.,/-])(\d{1,4})-(?!(?:jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec)-)([a-z]{2,7}(?:-of)?|ON|TO|FOR|BY)-"
     r"(\d{1,4})(s|ers?)?(?!\w|[.,]\d)"
 )
 _IN_A = re.compile(r"(?<![\w.,/-])(\d{1,4})-(in|to|for|per|of)-(an?-(?=[a-z])|(?=[$£€]\d))")  # 1-in-a-million, 2-for-$5
 
-_COUNTED_NUMBERS = re.compile(  # two 5s, size 10s
+_COUNTED_NUMBERS = re.compile(  # two 5s, size 10s, 43 Embraer 175s
     r"(\b(?:two|three|four|five|six|seven|eight|nine|ten|several|many|straight|sizes?|"
-    r"Glock|Mark|Pixel|Mazda|Galaxy|Type|Nexus|lucky|double|triple) )"
+    r"Glock|Mark|Pixel|Mazda|Galaxy|Type|Nexus|lucky|double|triple|\d{1,3} (?-i:[A-Z])[a-z]{1,20}) )"
     r"(\d{1,3})s(?:( and | or )(\d{1,3})s)?(?!\w)",
     re.IGNORECASE,
 )
@@ -299,7 +299,7 @@ def _counted_numbers(found: re.Match[str]) -> str:
 def _joined(found: re.Match[str]) -> str:
     last, ending = cardinal(int(found[3])), found[4] or ""
     last = f"{last.removesuffix('e')}{ending}" if "er" in ending else plural_number(last) if ending else found[3]
-    return f"{found[1]} {found[2].replace('-', ' ')} {last}"
+    return f"{found[1]} {found[2].lower().replace('-', ' ')} {last}"
 
 
 def read_ranges(text: str) -> str:

@@ -12,74 +12,65 @@ from itertools import product
 from s1_mini.text.english.abbreviations import letter_with_s
 from s1_mini.text.english.measures import UNITS, plural
 from s1_mini.text.english.numerals import cardinal, digits, paired, plural_number, written
-from s1_mini.text.tables import signs, table, text_before, words
+from s1_mini.text.tables import signs, table, text_before, word_set, words
 
 # Exceptions to the rules for words in capitals. Acronyms that are pronounced as words:
-SAID = frozenset(
-    words(
-        "NASA NATO UNESCO UNICEF OPEC AIDS COVID RAM ROM PIN SIM GIF ASCII IKEA NAFTA ASEAN SWAT FIFA UEFA LEGO "
-        "SARS NASDAQ YOLO LASER RADAR SONAR SCUBA CAPTCHA ECOWAS OSHA HIPAA FEMA NOAA PETA NORAD GUI WYSIWYG JPEG "
-        "ZIP MIDI BIOS CERN INTERPOL EUROPOL TASER MERS CRISPR LIDAR PISA TOEFL AWOL FOMO SIDS GAAP DARPA COBOL "
-        "IMAX ICANN NIMBY MOMA CAD MAC DOS LAN WAN VIN COP GNU"
-    )
+SAID = word_set(
+    "NASA NATO UNESCO UNICEF OPEC AIDS COVID RAM ROM PIN SIM GIF ASCII IKEA NAFTA ASEAN SWAT FIFA UEFA LEGO "
+    "SARS NASDAQ YOLO LASER RADAR SONAR SCUBA CAPTCHA ECOWAS OSHA HIPAA FEMA NOAA PETA NORAD GUI WYSIWYG JPEG "
+    "ZIP MIDI BIOS CERN INTERPOL EUROPOL TASER MERS CRISPR LIDAR PISA TOEFL AWOL FOMO SIDS GAAP DARPA COBOL "
+    "IMAX ICANN NIMBY MOMA CAD MAC DOS LAN WAN VIN COP GNU"
 )
 # Acronyms that are spelled out:
-SPELT = frozenset(
-    words(
-        "FBI CIA USA UK EU UN US UAE NSA IRS CEO CFO CTO COO IBM BBC CNN NBC ABC CBS ESPN HTML CSS HTTP HTTPS URL "
-        "URI API SDK USB CPU GPU TPU LED LCD OLED DVD CD TV PC PDF PNG SVG XML SQL DNS IP TCP UDP SSH SSL TLS VPN "
-        "WWW FTP IT AI ML AR VR HR PR QA ID GDP GNP VAT MBA PHD BA MA BSC MD DJ MC VIP DIY FAQ ASAP RSVP TBA TBD "
-        "ETA FYI LOL OMG BTW DNA RNA HIV ADHD OCD PTSD ICU ER MRI NHS WHO IMF WTO ECB UFO SUV BMW ATM PO AC DC AM "
-        "FM PM EST PST CST MST GMT UTC BST CET NBA NFL NHL MLB UFC PGA NCAA YMCA ACLU NAACP IEEE GDPR AARP AAA "
-        "EEG IQ EQ OK OS IOS DOI ISBN AOL AWS SMS MMS GPS ISP IDE SATA LGBT LGBTQ EPA FDA FCC SEC CDC NIH DEA DOJ "
-        "NRA UCLA MIT NYU USSR GDR RGB HD UHD HDMI DIN IPO ROI KPI ROTFL SEO CRM ERP HQ EV AGM NGO APR ISO CV BC AD "
-        "PSAT USDA USPS USAF USCIS AFAIK IMHO CE IOU LLC PLC PLO IRA UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
-    )
+SPELT = word_set(
+    "FBI CIA USA UK EU UN US UAE NSA IRS CEO CFO CTO COO IBM BBC CNN NBC ABC CBS ESPN HTML CSS HTTP HTTPS URL "
+    "URI API SDK USB CPU GPU TPU LED LCD OLED DVD CD TV PC PDF PNG SVG XML SQL DNS IP TCP UDP SSH SSL TLS VPN "
+    "WWW FTP IT AI ML AR VR HR PR QA ID GDP GNP VAT MBA PHD BA MA BSC MD DJ MC VIP DIY FAQ ASAP RSVP TBA TBD "
+    "ETA FYI LOL OMG BTW DNA RNA HIV ADHD OCD PTSD ICU ER MRI NHS WHO IMF WTO ECB UFO SUV BMW ATM PO AC DC AM "
+    "FM PM EST PST CST MST GMT UTC BST CET NBA NFL NHL MLB UFC PGA NCAA YMCA ACLU NAACP IEEE GDPR AARP AAA "
+    "EEG IQ EQ OK OS IOS DOI ISBN AOL AWS SMS MMS GPS ISP IDE SATA LGBT LGBTQ EPA FDA FCC SEC CDC NIH DEA DOJ "
+    "NRA UCLA MIT NYU USSR GDR RGB HD UHD HDMI DIN IPO ROI KPI ROTFL SEO CRM ERP HQ EV AGM NGO APR ISO CV BC AD "
+    "PSAT USDA USPS USAF USCIS AFAIK IMHO CE IOU LLC PLC PLO IRA UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
 )
 # Words that are read as words even in capitals. The same applies to other words of at least four capitals that are
 # pronounceable or too long for an acronym.
-SHORT = frozenset(
-    words(
-        "JSON YAML NVIDIA CMAKE REPL A I AN AS AT BE BY DO GO HE IF IN IS ME MY NO OF OH ON OR SO TO UP WE HI YO YES "
-        "NOT AND THE ALL ANY ARE ASK BAD BAG BED BIG BOX BOY BUS BUT BUY CAN CAR CAT CRY CUP CUT DAD DAY DID DIE DOG "
-        "DRY EAT END EVE EYE FAR FEW FLY FOR ARM ACT ADD AGE AGO AID AIM AIR ART ATE BET BIT BUG CAP COW COP DAM DEN "
-        "DIG DIP DOT DUE EAR EGG FAN FAT FEE FIT FIX FOX GAP GAS GYM HID HUG INN JAM JAR JET LAB LAP LIP LOG MIX MUD "
-        "NET NUT OWE PAN PEN PET PIE PIG PIT POT RAT RAW RAY ROW RUB RUG SIN SIP SUM TAP TAR TIN TIP TON TOY VOW WAX "
-        "WEB WIG ZIP FUN GET GOD GOT GUN GUY HAD HAS HAT HER HEY HIM HIS HIT HOT HOW ICE ITS JOB JOY KEY KID LAW LAY "
-        "LEG LET LIE LOT LOW MAD MAN MAP MAY MEN MET MOM MR MRS MS MUM NEW NOR NOW ODD OFF OIL OLD ONE OUR OUT OWN "
-        "PAY PUT RAN RED RUN SAD SAT SAW SAY SEA SEE SET SEX SHE SIR SIT SIX SKY SON SUN TAX TEA TEN TIE TOO TOP TRY "
-        "ARC ASH AXE BAN BAR BAT BAY BEE BEG BIN BOW BUD BUN CAB CUE DIM ELF ELM FED FIG FIR FLU FOG FRY FUR GAG HAM "
-        "HAY HEN HIP HOP HUT ICY ILL INK IVY JAW JOG JUG KIT LAD LIT MAT MOB MOP MUG NAP NUN OAK OAR OWL PAL PAW PEA "
-        "PIN POP PUB RAG RIB RIM ROB ROD RUM SEW SHY SOB SPY SUE TAG TOE TUB TUG VET WED YAY YEP "
-        "ACE PAC TWO USE VAN WAR WAS WAY WET WHY WIN WON YET YOU ZOO"
-    )
+SHORT = word_set(
+    "JSON YAML NVIDIA CMAKE REPL A I AN AS AT BE BY DO GO HE IF IN IS ME MY NO OF OH ON OR SO TO UP WE HI YO YES "
+    "NOT AND THE ALL ANY ARE ASK BAD BAG BED BIG BOX BOY BUS BUT BUY CAN CAR CAT CRY CUP CUT DAD DAY DID DIE DOG "
+    "DRY EAT END EVE EYE FAR FEW FLY FOR ARM ACT ADD AGE AGO AID AIM AIR ART ATE BET BIT BUG CAP COW COP DAM DEN "
+    "DIG DIP DOT DUE EAR EGG FAN FAT FEE FIT FIX FOX GAP GAS GYM HID HUG INN JAM JAR JET LAB LAP LIP LOG MIX MUD "
+    "NET NUT OWE PAN PEN PET PIE PIG PIT POT RAT RAW RAY ROW RUB RUG SIN SIP SUM TAP TAR TIN TIP TON TOY VOW WAX "
+    "WEB WIG ZIP FUN GET GOD GOT GUN GUY HAD HAS HAT HER HEY HIM HIS HIT HOT HOW ICE ITS JOB JOY KEY KID LAW LAY "
+    "LEG LET LIE LOT LOW MAD MAN MAP MAY MEN MET MOM MR MRS MS MUM NEW NOR NOW ODD OFF OIL OLD ONE OUR OUT OWN "
+    "PAY PUT RAN RED RUN SAD SAT SAW SAY SEA SEE SET SEX SHE SIR SIT SIX SKY SON SUN TAX TEA TEN TIE TOO TOP TRY "
+    "ARC ASH AXE BAN BAR BAT BAY BEE BEG BIN BOW BUD BUN CAB CUE DIM ELF ELM FED FIG FIR FLU FOG FRY FUR GAG HAM "
+    "HAY HEN HIP HOP HUT ICY ILL INK IVY JAW JOG JUG KIT LAD LIT MAT MAX MOB MOP MUG NAP NUN OAK OAR OWL PAL PAW "
+    "PEA PIN POP PUB RAG RIB RIM ROB ROD RUM SEW SHY SOB SPY SUE TAG TOE TUB TUG VET WED YAY YEP "
+    "ACE PAC TWO USE VAN WAR WAS WAY WET WHY WIN WON YET YOU ZOO"
 )
 # Clusters of consonants with which an English word or syllable can begin, and can end (without a plural's S).
-ONSETS = frozenset(
-    words(
-        "BL BR CH CHL CHR CL CR CZ DR DW DY FJ FL FR GH GL GN GR GW KH KL KN KR LL LY MN MY NY PF PH PHL PHR PL PN PR "
-        "PS QU RH SC SCH SCHL SCHM SCHN SCHW SCL SCR SH SHM SHR SK SKR SL SM SN SP SPH SPL SPR SQU ST STR SV SW TH "
-        "THR THW TR TS TW VL VR WH WR ZH ZL"
-    )
+ONSETS = word_set(
+    "BL BR CH CHL CHR CL CR CZ DR DW DY FJ FL FR GH GL GN GR GW KH KL KN KR LL LY MN MY NY PF PH PHL PHR PL PN PR "
+    "PS QU RH SC SCH SCHL SCHM SCHN SCHW SCL SCR SH SHM SHR SK SKR SL SM SN SP SPH SPL SPR SQU ST STR SV SW TH "
+    "THR THW TR TS TW VL VR WH WR ZH ZL"
 )
-CODAS = frozenset(
-    words(
-        "BB BT CH CHT CK CKS CT DD DGE DTH DZ FF FT GG GH GHT GN GS KS LB LC LCH LD LF LFTH LK LL LM LN LP LPT LS LSH "
-        "LT LTH LTZ LV LZ MB MF MM MN MP MPH MPT MS NC NCH NCT ND NG NGTH NK NKS NN NS NSK NST NT NTH NX NZ PH PP PS "
-        "PT PTH RB RC RCH RD RF RG RGH RK RL RLD RM RMTH RN RP RR RS RSH RST RT RTH RTZ RV RX RZ SCH SH SK SM SP SS "
-        "ST TCH TH THM TS TT TZ WD WK WL WN WS WT XT XTH ZZ"
-    )
+CODAS = word_set(
+    "BB BT CH CHT CK CKS CT DD DGE DTH DZ FF FT GG GH GHT GN GS KS LB LC LCH LD LF LFTH LK LL LM LN LP LPT LS LSH "
+    "LT LTH LTZ LV LZ MB MF MM MN MP MPH MPT MS NC NCH NCT ND NG NGTH NK NKS NN NS NSK NST NT NTH NX NZ PH PP PS "
+    "PT PTH RB RC RCH RD RF RG RGH RK RL RLD RM RMTH RN RP RR RS RSH RST RT RTH RTZ RV RX RZ SCH SH SK SM SP SS "
+    "ST TCH TH THM TS TT TZ WD WK WL WN WS WT XT XTH ZZ"
 )
-AMBIGUOUS = frozenset(words("US IT WHO AM AI ME OR IN ID OK"))  # words next to a shouted word; OK: okay
+AMBIGUOUS = word_set("US IT WHO AM AI ME OR IN ID OK")  # words next to a shouted word; OK: okay
 _TESTS = (
     r"scores?|exams?|tests?|test-\w{1,9}|prep\w{0,9}|maths?|sections?|questions?|practice|subject|words?|vocabulary|"
     r"tutors?|tutoring|results?|dates?|registration|percentiles?|essays?|takers?|requirements?|"
-    r"(?:and|or) (?:the )?(?:ACT|GRE|PSAT|SAT|GPA)"
+    r"participation|(?:and|or) (?:the )?(?:ACT|GRE|PSAT|SAT|GPA)"
 )
 # Words in capitals that are letters after the first or before the second pattern, and words elsewhere.
 _LETTERED = {
     "SAT": (
-        r"the|an|her|his|my|their|your|our|on|tak\w{1,3}|took|retak\w{1,3}|for|PSAT|ACT|GRE|(?:ACT|GRE|GPA) (?:and|or)",
+        r"the|an|her|his|my|their|your|our|on|tak\w{1,3}|took|retak\w{1,3}|for|digital|preliminary|PSAT|ACT|GRE|"
+        r"(?:ACT|GRE|GPA) (?:and|or)",
         _TESTS,
     ),
     "ACT": (
@@ -130,16 +121,14 @@ _AFTER_STATE = re.compile(rf"{_ENDS}|\s\d{{5}}")
 _BETWEEN = {word: (re.compile(before, re.IGNORECASE), re.compile(after)) for word, (before, after) in _PRONOUNS.items()}
 
 # Words with a double letter, so that "goooood" is good and "sooooo" is so.
-DOUBLED = frozenset(
-    words(
-        "good cool food mood soon moon noon too tool fool room boom zoom book look took cook see seen need feed "
-        "sweet week been free tree three green keep sleep sleepy feel deep meet street cheese geez all ball call "
-        "tell well will hell yell still small full kill bell fell hill hello yellow really off stuff miss kiss "
-        "less pass boss cross grass class add odd egg happy funny sorry pretty silly boo moo woo zoo ooh aah eek "
-        "hmm shh brr grr mm zz woohoo yahoo coffee bee loose goose smooth proof goodness goodbye hooray yippee "
-        "whee wheel asleep agree speed beer cheers ass better bitter letter butter happen summer winner dinner "
-        "running school blood door floor poor"
-    )
+DOUBLED = word_set(
+    "good cool food mood soon moon noon too tool fool room boom zoom book look took cook see seen need feed "
+    "sweet week been free tree three green keep sleep sleepy feel deep meet street cheese geez all ball call "
+    "tell well will hell yell still small full kill bell fell hill hello yellow really off stuff miss kiss "
+    "less pass boss cross grass class add odd egg happy funny sorry pretty silly boo moo woo zoo ooh aah eek "
+    "hmm shh brr grr mm zz woohoo yahoo coffee bee loose goose smooth proof goodness goodbye hooray yippee "
+    "whee wheel asleep agree speed beer cheers ass better bitter letter butter happen summer winner dinner "
+    "running school blood door floor poor"
 )
 
 _PHONE = re.compile(
@@ -198,6 +187,8 @@ _ROWS = re.compile(r"(?<=\b[A-Z])–(?=[A-Z]\b)")  # seats D–F
 _STANDARD = re.compile(r"(?<![\w.])([A-Z])\.(\d{3})(?![\w.]*\d)")  # H.264
 _PRERELEASE = re.compile(r"(?<=\d)-?(alpha|beta|rc)(?:[.-]?(\d{1,3}))?(?![\w-]|\.\d)")  # 1.0.0-rc.2
 _GLUED_VERSION = re.compile(r"(?<=[A-Z]{3})v(?=\d)")  # YOLOv8
+_FROM_VERSION = re.compile(r"(?<=\d)\.{2,3}(?=v\d)")  # v1.0...v1.1
+_ANY_MINOR = re.compile(r"(?<=\w)\.(?=x(?!\w))")  # 3.x
 _RUN = re.compile(r"[A-Za-z]++|\d++")
 _MEASURED = re.compile(r"\d+(?:st|nd|rd|th|s|x|k|K|M|B|bn|tn|mn)|\d+(?:-[a-z]{2,}\d*)+|\d+(?:-\d+)*", re.IGNORECASE)
 
@@ -268,10 +259,10 @@ _FOURS = re.compile(r"(?<![\w.,])(\d{1,2})[x×](\d{1,2})s(?!\w)")  # 4x4s
 _MODEL_PLURAL = re.compile(
     r"(?:(?<=[GR]TX )|(?<=Model )|(?<=PlayStation )|(?<=iPhone )(?![456]s))(\d{1,4})s(?!\w)|(?<=iPhone )([456])s(?!\w)"
 )
-_GRAPHICS = re.compile(
-    r"(?:(?<=\bRX )|(?<=[GR]TX )|(?<=GeForce )|(?<=Radeon )|(?<=\bForm )|(?<=\bForms ))(\d{4})(?!\w)"
+_NAME_IN_PAIRS = re.compile(
+    r"(?:(?<=\bRX )|(?<=[GR]TX )|(?<=GeForce )|(?<=Radeon )|(?<=\bForm )|(?<=\bForms ))\d{4}(?!\w)"
+    r"|(?<=\b[Aa] )(?:10(?:40|99)|7[0-8]7)(?![\w.,$-]*\d| [a-z]{1,20}s\b)"
 )
-_TAX_FORM = re.compile(r"(?<=\b[Aa] )(10(?:40|99))(?![\w.,$-]*\d| [a-z]{1,20}s\b)")
 _AIRLINE = re.compile(r"(?<![\w.-])(UA|AA|DL|BA|AF|LH|KL|EK|QF|SQ|WN|LX|TK|QR|EY|IB|NH) (\d{3,4})(?![\w.,%°$-]*\d)")
 _JET = re.compile(
     r"(?<![\w.,/-])(7[0-8]7)( MAX\b|(?=X\b)|(?= (?:Max|Dreamliner|jets?|aircraft|planes?|airliners?|freighters?)\b))"
@@ -282,7 +273,6 @@ _EMERGENCY = re.compile(
     r"(?=[ -](?:calls?|callers?|operators?|dispatch\w{0,4}|cent(?:er|re)s?|emergency|services?|tapes?|recordings?)\b)",
     re.IGNORECASE,
 )
-_A_JET = re.compile(r"(?<=\b[Aa] )(7[0-8]7)(?![\w.,-]*\d)")
 _MANY = re.compile(r"(?<![\w.,$£€/-])(10|100|1,?000)s(?= of\b)")
 _HUNDREDS = re.compile(r"(?:(?<=[Tt]he )|(?<=\d00s and ))([1-9]00)s(?!\w)")
 _MANY_NAMES = {"10": "tens", "100": "hundreds", "1000": "thousands"}
@@ -302,7 +292,7 @@ def _jet(found: re.Match[str]) -> str:
 
 def _airliner(found: re.Match[str]) -> str:
     last = cardinal(int(found[2]))
-    letters = f" {' '.join(found[3])}" if found[3] else ""
+    letters = f" {_spell(found[3], found[4])}" if found[3] else ""
     return f"{run(found[1])} {plural_number(last) if found[4] and not letters else last}{letters}"
 
 
@@ -316,11 +306,11 @@ def _read_designations(text: str) -> str:
     text = _NUMBERED_ERS.sub(lambda found: f"{cardinal(int(found[1])).removesuffix('e')}ers", text)
     text = _FOURS.sub(lambda found: f"{cardinal(int(found[1]))} by {plural_number(cardinal(int(found[2])))}", text)
     text = _AIRLINER.sub(_airliner, text)
-    text = _TAX_FORM.sub(lambda found: run(found[1]), _GRAPHICS.sub(lambda found: run(found[1]), text))
+    text = _NAME_IN_PAIRS.sub(lambda found: run(found.group()), text)
     text = _AIRLINE.sub(lambda found: f"{found[1]} {run(found[2])}", text)
     text = _EMERGENCY.sub(lambda found: f"{found[1] or ''}nine one one", text)
     text = _NINE_ELEVEN.sub(lambda found: f"{found[1]}nine eleven", text)
-    text = _A_JET.sub(lambda found: run(found[1]), _JET.sub(_jet, text))
+    text = _JET.sub(_jet, text)
     text = _MODEL_PLURAL.sub(
         lambda found: plural_number(run(found[1])) if found[1] else f"{cardinal(int(found[2]))} s", text
     )
@@ -338,7 +328,8 @@ def read_labels(text: str) -> str:
     text = _ROWS.sub(" to ", text)
     text = _STANDARD.sub(lambda found: f"{found[1]} dot {run(found[2])}", text)
     text = _PRERELEASE.sub(_prerelease, _GLUED_VERSION.sub(" v", text))
-    text = _VERSION.sub(_version, text)
+    text = _VERSION.sub(_version, _FROM_VERSION.sub(" to ", text))
+    text = _ANY_MINOR.sub(" point ", text)
     text = _PLACE.sub(lambda found: f"{found[1]} {run(found[2])}{' ' * bool(found[3])}{found[3]}", text)
     return _HOUSE.sub(lambda found: f"{run(found[1])}{' ' * bool(found[2])}{found[2]} ", text)
 
@@ -362,7 +353,7 @@ def _mixed(found: re.Match[str]) -> str:
     for part in _RUN.findall(token[:-1] if is_plural else token):
         if part.isdecimal():
             said.append(written(part) if len(part) <= 2 else run(part))
-        elif said and len(part) < 4 and re.fullmatch("[A-Z]+s", part):  # 350Zs
+        elif said and len(part) < 5 and re.fullmatch("[A-Z]+s", part):  # 350Zs
             said.append(" ".join((*part[:-2], letter_with_s(part[-2]))))
         elif part.upper() in SAID or len(part) == 1 or _is_word(part):
             said.append(part)
@@ -415,11 +406,9 @@ _SIGNS = signs(
     ".=dot, /=slash, ?=question mark, ==equals, &=and, -=dash, _=underscore, #=hash, %=percent, :=colon, ~=tilde, "
     "+=plus, @=at, ,=comma, ;=semicolon, \\=backslash"
 )
-_SPELT_IN_LINKS = frozenset(each.lower() for each in SPELT if each not in ("IT", "AM", "US", "SEC", "ISO")) | frozenset(
-    words(
-        "io uk de fr tv eu ch nl jp ca au es se js ts py md csv tsv txt html htm xml php asp exe cpp sh gz docx doc "
-        "etc sql dll dmg mkv rs xlsx xls pptx ppt mp yaml yml https http ftp"
-    )
+_SPELT_IN_LINKS = frozenset(each.lower() for each in SPELT if each not in ("IT", "AM", "US", "SEC", "ISO")) | word_set(
+    "io uk de fr tv eu ch nl jp ca au es se js ts py md csv tsv txt html htm xml php asp exe cpp sh gz docx doc "
+    "etc sql dll dmg mkv rs xlsx xls pptx ppt mp yaml yml https http ftp"
 )
 
 
