@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,42 @@ def test_a_call_launched_before_the_last_is_read_keeps_that_calls_inputs(device:
         waits = [graphs.launch(rows, np.full(rows, number)) for number, rows in enumerate((2, 4, 4, 2))]
 
     assert [wait()[0].tolist() for wait in waits] == [[1] * 2, [2] * 4, [3] * 4, [4] * 2]
+
+
+@on_gpu
+def test_a_launch_of_a_stage_delays_captures_but_no_launch_of_another_stage() -> None:
+    device = torch.device("cuda", 0)
+    totals = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(3)]
+
+    def graphs(stage: int) -> StepGraphs[int]:
+        return StepGraphs(
+            lambda _: [totals[stage].add_(1)],
+            [1],
+            lambda _: [],
+            lambda _: [Buffer(())],
+            device=device,
+            options=GraphOptions.of_stage(device, stage),
+        )
+
+    first, second = graphs(0), graphs(1)
+    torch.cuda.synchronize()
+    called = [threading.Event(), threading.Event()]  # the warm-up and the capture
+
+    def work() -> None:
+        called[called[0].is_set()].set()
+        totals[2].add_(1)
+
+    begun = second.launch(1)()[0]
+    with ThreadPoolExecutor(2) as pool:
+        with first.on_stream():
+            assert pool.submit(lambda: second.launch(1)()[0]).result(60) == begun + 1
+            captured = pool.submit(capture, work, graph_stream(device, 2), torch.cuda.graph_pool_handle())
+            assert called[0].wait(60)
+            assert not called[1].wait(0.2)
+        captured.result(60)()
+    torch.cuda.synchronize()
+
+    assert totals[2] == 2
 
 
 @on_gpu

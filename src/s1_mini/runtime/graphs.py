@@ -17,7 +17,7 @@ import gc
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -37,9 +37,9 @@ STREAMS = 8  # number of CUDA streams per GPU; each stage that captures graphs u
 
 # Held during a capture and its warm-ups, because a capture would also record other engines' work on the same stream.
 one_capture = threading.RLock()
-# Held while a call is launched, and during a capture: it would record inputs that another engine writes on its stream,
-# and torch refuses to replay graphs.
-_launches = threading.RLock()
+# By stage: held while a call is launched, so that stages do not wait for each other. A capture holds all of them: it
+# would record inputs that another engine writes on its stream, and torch refuses to replay graphs.
+_launches = [threading.RLock() for _ in range(STREAMS)]
 
 Key = TypeVar("Key", bound=Hashable)
 Wait = Callable[[], list[np.ndarray]]
@@ -61,10 +61,8 @@ def _streams(index: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(index) for _ in range(STREAMS + 1)]
 
 
-def capture(
-    work: Callable[[], None], stream: torch.cuda.Stream, pool: Any, after: Callable[[], None] | None = None
-) -> Callable[[], None]:
-    """Warm up and capture `work`; return a function that replays it and then calls `after`.
+def capture(work: Callable[[], None], stream: torch.cuda.Stream, pool: Any) -> Callable[[], None]:
+    """Warm up and capture `work`; return a function that replays it.
 
     The warm-up loads kernels and allocates workspaces. The work of other threads is not captured.
     """
@@ -74,16 +72,12 @@ def capture(
             work()
         graph = torch.cuda.CUDAGraph()
         captures = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with _launches, no_collections(), captures:  # `captures` first waits until the device is idle
-            work()
-
-    def replay() -> None:
-        with _launches:  # also during `after`: once the lock is free, another capture may use the stream
-            graph.replay()
-            if after is not None:
-                after()
-
-    return replay
+        with ExitStack() as launches:
+            for stage in _launches:
+                launches.enter_context(stage)
+            with no_collections(), captures:  # `captures` first waits until the device is idle
+                work()
+    return graph.replay
 
 
 @contextmanager
@@ -120,13 +114,15 @@ class GraphOptions:
     is_ahead: bool = False  # copy outputs to two buffers in turn, so that a call can be launched before they are read
     sleeps: bool = False  # sleep instead of spinning while waiting for results
     own_kernels: bool = False  # capture without cuDNN, which would make plans for every size
+    launches: AbstractContextManager[Any] = field(default_factory=nullcontext)  # held while a call is launched
 
     @classmethod
     def of_stage(cls, device: torch.device, stage_number: int) -> GraphOptions:
         """Return options that capture on the stage's stream with its own pool; on a CPU nothing is captured."""
         if device.type != "cuda":
             return cls()
-        return cls(graph_stream(device, stage_number), torch.cuda.graph_pool_handle())
+        stream, pool = graph_stream(device, stage_number), torch.cuda.graph_pool_handle()
+        return cls(stream, pool, launches=_launches[stage_number])
 
 
 class StepGraphs(Generic[Key]):
@@ -184,7 +180,7 @@ class StepGraphs(Generic[Key]):
                     target = place.numpy()
                     copy_bytes(target, np.ascontiguousarray(array, target.dtype))
             self._writes.run()
-            graph.replay()
+            self._replay(graph)
         launched = _Launched(graph.outputs[self._place], self._done[self._place])
         self._launched[self._place] = launched
         return launched.wait
@@ -192,12 +188,13 @@ class StepGraphs(Generic[Key]):
     def replay(self, key: Key) -> None:
         """Launch the call of a key with the inputs that are in its buffers."""
         with self.on_stream():
-            self._graphs[key].replay()
+            self._replay(self._graphs[key])
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
         """Launch the work of a block on the stream of the calls, which no other engine captures meanwhile."""
-        with _launches, torch.cuda.stream(self._options.stream) if self._options.is_beside else nullcontext():
+        stream = self._options.stream if self._options.is_beside else None
+        with self._options.launches, torch.cuda.stream(stream):
             yield
 
     def _reserve(self, name: tuple[str, int], buffer: Buffer, *, on_device: bool = False) -> None:
@@ -220,18 +217,15 @@ class StepGraphs(Generic[Key]):
             for place, value in zip(made or places[0], self._call(key, *on_device), strict=True):
                 place.copy_(value, non_blocking=True)
 
-        def hand_out() -> None:
-            for place, value in zip(places[self._place], made):  # noqa: B905 - empty unless outputs are copied
-                place.copy_(value, non_blocking=True)
-            done = self._done[self._place]
-            if done is not None:
-                done.record()
+        return _Graph(work, work, inputs, made, places)
 
-        def run() -> None:
-            work()
-            hand_out()
-
-        return _Graph(work, hand_out, run, inputs, places)
+    def _replay(self, graph: _Graph) -> None:
+        graph.replay()
+        for place, value in zip(graph.outputs[self._place], graph.made):  # noqa: B905 - empty unless outputs are copied
+            place.copy_(value, non_blocking=True)
+        done = self._done[self._place]
+        if done is not None:
+            done.record()
 
     def _capture_all(self, stream: torch.cuda.Stream) -> None:
         with compile_in_parallel(min(num_cores(), MAX_COMPILERS)), self._capturing():
@@ -241,7 +235,7 @@ class StepGraphs(Generic[Key]):
                     graph.work()
         for key, graph in self._graphs.items():
             with self._capturing():
-                replay = capture(graph.work, stream, self._options.pool, graph.hand_out)
+                replay = capture(graph.work, stream, self._options.pool)
             self._graphs[key] = replace(graph, replay=replay)
 
     @contextmanager
@@ -273,9 +267,9 @@ class _Launched:
 @dataclass(frozen=True)
 class _Graph:
     work: Callable[[], None]
-    hand_out: Callable[[], None]
-    replay: Callable[[], None]  # work, then `hand_out`; captured on a GPU
+    replay: Callable[[], None]  # the work; captured on a GPU
     inputs: list[Tensor]
+    made: list[Tensor]  # outputs on the device; empty unless they are copied after the graph
     outputs: list[list[Tensor]]  # by place
 
 
