@@ -380,6 +380,7 @@ class TTSRequest:
     # Client and group: clients take turns in the queue, and so do the groups of a client. A request without a group is
     # a group of its own.
     flow: tuple[str, str] = ("", "")
+    adapts_chunks: bool = False  # `chunk_profile` is only a default: under load, an engine may choose longer chunks
 
     def __post_init__(self) -> None:
         complete = complete_sampling(self.sampling)  # raises for invalid options

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.request import SPACING_S, Request
 from s1_mini.core.scheduler import Scheduler
-from s1_mini.core.stage import Spec
+from s1_mini.core.stage import LONG_WAIT_S, MANY_ROWS, Spec
 from s1_mini.core.turns import RECENT_S, SlotShares
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import QueueFullError, TextIdleError
-from s1_mini.types import AudioChunk
+from s1_mini.types import AudioChunk, ChunkProfile
 from tests.core.room import CODEC, MODEL, request
 
 
@@ -299,6 +299,34 @@ def test_a_client_without_utterances_does_not_wait_for_the_audio_of_others() -> 
 def queue_request(scheduler: Scheduler, made: Request) -> None:
     scheduler.submit(made)
     scheduler.open(made, made.utterances)
+
+
+@pytest.mark.parametrize(
+    ("adapts", "loaded", "running", "waited_s", "profile"),
+    [
+        (True, "balanced", MANY_ROWS, 0.0, "ttfa"),
+        (True, "balanced", MANY_ROWS + 1, 0.0, "balanced"),
+        (True, "balanced", 0, LONG_WAIT_S + 0.1, "balanced"),
+        (True, None, MANY_ROWS + 1, 9.0, "ttfa"),  # on a CPU, or batch-invariant
+        (False, "balanced", MANY_ROWS + 1, 9.0, "ttfa"),  # the client named the profile
+    ],
+)
+def test_under_load_a_stream_whose_client_named_no_profile_begins_with_longer_chunks(
+    adapts: bool, loaded: ChunkProfile | None, running: int, waited_s: float, profile: str
+) -> None:
+    now = 0.0
+    policies = [replace(MODEL, slots=2 * MANY_ROWS), replace(CODEC, loaded_profile=loaded)]
+    scheduler = Scheduler(policies, WaitingLine(2 * MANY_ROWS), ByteCache(0), clock=lambda: now)
+    for _ in range(running):
+        queue_request(scheduler, request())
+    scheduler.plan(0)
+    late = request(profile="ttfa", adapts=adapts, streams=True)
+    queue_request(scheduler, late)
+    now = waited_s
+    scheduler.plan(0)
+
+    assert late.profile == profile
+    assert late.utterances[0].sequences
 
 
 def test_a_text_that_waits_for_words_loses_its_slot_to_those_who_wait() -> None:

@@ -175,6 +175,7 @@ class Request:
     arrived: float
     deadline: float
     profile: ChunkProfile = "balanced"
+    adapts: bool = False  # whether `profile` is a default, which `StagePolicy.loaded_profile` may replace
     flow: tuple[str, str] = ("", "")  # the client and the group, for fair turns in the queue
     word_times: bool = False
     utterances: list[Utterance] = field(default_factory=list)  # utterances that are built but not finished, in order

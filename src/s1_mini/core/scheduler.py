@@ -22,7 +22,7 @@ from s1_mini.core.ledger import RequestTracker
 from s1_mini.core.messages import Plan, Report, Saved, StepResult
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.request import MAX_QUEUED, Request, StageSequence, Utterance
-from s1_mini.core.stage import NEVER, StagePolicy
+from s1_mini.core.stage import NEVER, StagePolicy, begins_longer
 from s1_mini.core.stage_queue import Owners, StageQueue
 from s1_mini.core.turns import SlotShares
 from s1_mini.core.waiting_line import WaitingLine
@@ -113,9 +113,16 @@ class Pipeline:
         """Admit waiting utterances to the first stage, at most as many as it has free slots."""
         for utterance in self._line.take(self.num_free, now, is_behind=self.is_behind(0)):
             self._build_later(utterance.request)
+            self._choose_profile(utterance, now)
             utterance.begin([stage.policy.output for stage in self.stages])
             self.ledger.count_admitted(utterance.request, now)
             self._feed(utterance.sequences[0], utterance.num_given, is_final=utterance.has_arrived)
+
+    def _choose_profile(self, utterance: Utterance, now: float) -> None:
+        profile, queue = self.stages[-1].policy.loaded_profile, self.stages[0]
+        rows = queue.slots.count - queue.slots.num_free + len(queue.ready)
+        if utterance.request.adapts and profile is not None and begins_longer(rows, now - utterance.due):
+            utterance.request.profile = profile
 
     def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
         assert utterance.arriving is not None

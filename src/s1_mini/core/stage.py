@@ -16,6 +16,16 @@ from typing import Literal, NamedTuple
 from s1_mini.types import ChunkProfile
 
 NEVER = 2**62  # items
+MANY_ROWS = 128  # rows of the first stage, besides which small calls take too much of a GPU's time
+LONG_WAIT_S = 0.2  # time in the queue, about four frames of a codec language model
+
+
+def begins_longer(rows: int, waited_s: float) -> bool:
+    """Whether the load, rather than the length of the first chunk, determines when the first audio arrives.
+
+    `rows` is the number of busy slots of the first stage, `waited_s` the time that the utterance was queued.
+    """
+    return rows > MANY_ROWS or waited_s > LONG_WAIT_S
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,7 @@ class StagePolicy:
     items_a_turn: int = 0  # limit per turn of a thread with several stages; at least one call is made
     prefill_positions: int = 256  # limit of prefilled positions per plan, for all units together
     max_prefills: int = 4  # limit of prefills per plan, because each has a fixed cost
+    loaded_profile: ChunkProfile | None = None  # of the last stage: for requests that name none and `begins_longer`
     not_finite: str = "the model's output was not finite"  # error message for NaN and infinity
 
     def next_unit(self, progress: Progress) -> Unit | None:

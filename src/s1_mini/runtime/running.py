@@ -77,6 +77,7 @@ class EngineRuntime:
             sampling,
             deadline=deadline,
             profile=request.chunk_profile or "balanced",
+            adapts=request.adapts_chunks,
             streams=streams,
             flow=request.flow,
             word_times=request.word_times,

@@ -171,6 +171,7 @@ class Synthesizer:
         *,
         deadline: float = float("inf"),
         profile: ChunkProfile = "balanced",
+        adapts: bool = False,
         streams: bool = True,
         flow: tuple[str, str] = ("", ""),
         word_times: bool = False,
@@ -183,7 +184,7 @@ class Synthesizer:
         arrived = time.monotonic()
         speech = AudioOutput(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams)
         request = Request(
-            next(self._numbers), speech, sampling, arrived, deadline, profile, flow=flow, word_times=word_times
+            next(self._numbers), speech, sampling, arrived, deadline, profile, adapts, flow, word_times=word_times
         )
         self.core.submit(request)
         return request

@@ -144,7 +144,8 @@ class _Listener(AsyncIterator["AudioChunk"]):
         profile = speech.chunk_profile or ("ttfa" if request.streams else "throughput")
         flow = (record.client, record.id)  # in the queue, clients take turns, and so do the requests of one client
         as_int16 = keeps_rate(request.audio_format)
-        speech = replace(speech, chunk_profile=profile, flow=flow)
+        adapts = request.streams and speech.chunk_profile is None
+        speech = replace(speech, chunk_profile=profile, adapts_chunks=adapts, flow=flow)
         self._output = engine.submit(speech, streams=request.streams, as_int16=as_int16)
         self._output.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
         self._record, self._holding, self._times, self._streams = record, holding, times, request.streams

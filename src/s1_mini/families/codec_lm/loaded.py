@@ -86,6 +86,7 @@ class LoadedFrameModel(Generic[Model, Codec]):
                 rows=rows_of(model.device, CODEC_SLOTS * slots),
                 max_items=MAX_FRAMES,
                 helped_size=0 if is_gpu else SMALL_CHUNK,
+                loaded_profile="balanced" if is_gpu and not model.batch_invariant else None,
                 items_a_turn=SPARE_FRAMES + 2 * slots,
                 not_finite="the codec's samples were not finite; its weights may be damaged",
             ),
