@@ -18,7 +18,7 @@ from s1_mini.core.turns import RECENT_S, SlotShares
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import QueueFullError, TextIdleError
 from s1_mini.types import AudioChunk, ChunkProfile
-from tests.core.room import CODEC, MODEL, request
+from tests.core.room import CODEC, MODEL, request, with_items
 
 
 def line_of(*requests: Request, size: int = 1000, **options: Any) -> WaitingLine:
@@ -327,6 +327,18 @@ def test_under_load_a_stream_whose_client_named_no_profile_begins_with_longer_ch
 
     assert late.profile == profile
     assert late.utterances[0].sequences
+
+
+@pytest.mark.parametrize(("waiting", "begun"), [(0, 8), (4, 8), (5, 7), (11, 1), (12, 0)])
+def test_the_more_waits_for_the_next_stage_the_fewer_slots_are_taken(waiting: int, begun: int) -> None:
+    scheduler = Scheduler([MODEL, CODEC], WaitingLine(20), ByteCache(0), clock=lambda: 0.0)
+    scheduler.stages[1].ready += [with_items(request(), 4, ended=True) for _ in range(waiting)]
+    for _ in range(20):
+        queue_request(scheduler, request())
+
+    plans = [scheduler.plan(0) for _ in range(3)]
+
+    assert sum(len(plan.begins) for plan in plans if plan is not None) == begun
 
 
 def test_a_text_that_waits_for_words_loses_its_slot_to_those_who_wait() -> None:

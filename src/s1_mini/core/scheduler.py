@@ -71,15 +71,26 @@ class Pipeline:
 
     def is_behind(self, stage: int) -> bool:
         """Whether so much work waits for the next stage that this stage should begin nothing (back-pressure)."""
-        if stage + 1 == len(self.stages):
-            return False
-        return self.stages[stage + 1].num_waiting >= self.stages[stage].slots.count
+        return self._num_over(stage) >= self.stages[stage].slots.num_free
 
     @property
     def num_free(self) -> int:
         """Number of slots of the first stage that waiting utterances may take."""
         queue = self.stages[0]
-        return 0 if self._line.is_empty else max(0, queue.slots.num_free - len(queue.ready))
+        if self._line.is_empty:
+            return 0
+        free = queue.slots.num_free - len(queue.ready)
+        return max(0, free if self.is_behind(0) else free - self._num_over(0))
+
+    def _num_over(self, stage: int) -> int:
+        """Return how many slots of a stage stay free because of the work that waits for the next stage.
+
+        None up to half as many waiting utterances as the stage has slots, then one more for each. If all were free or
+        none, the number of rows would swing, and calls with few rows cost more per row.
+        """
+        if stage + 1 == len(self.stages):
+            return 0
+        return max(0, self.stages[stage + 1].num_waiting - self.stages[stage].slots.count // 2)
 
     def end_idle(self, passed_s: float) -> None:
         """End utterances that wait too long for text, if other requests wait for their slots.
