@@ -23,7 +23,7 @@ from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped, SynthesizeVoice
 
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.server import wyoming
+from s1_mini.server import text_input
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.wyoming import info_of
 from s1_mini.text.split import cut_arriving
@@ -162,6 +162,15 @@ def test_text_that_arrives_in_pieces_is_spoken_before_its_end_and_once(port: int
     assert kinds(after) == ["audio-chunk", "audio-stop", "synthesize-stopped"]
 
 
+def test_text_that_comes_much_faster_than_audio_waits_instead_of_failing(tiny: Path) -> None:
+    config = EngineConfig(checkpoint_path=tiny, device="cpu", max_columns=72, max_text_length=40)
+    sent = [SynthesizeStart(), *[SynthesizeChunk("One more sentence. ")] * 12, SynthesizeStop()]
+    with ProductionTTSEngine(config) as engine, home(engine) as (_, port):
+        events = exchange(port, *sent, end=SynthesizeStopped)
+
+    assert kinds(events) == ["audio-start", "audio-chunk", "audio-stop", "synthesize-stopped"]
+
+
 def test_streamed_ssml_is_read_as_ssml_by_setting(tiny: Path) -> None:
     config = EngineConfig(checkpoint_path=tiny, device="cpu", accept_ssml=True)
     pieces = ("<speak>One. Two", '.<break time="10s"/><break strength="none"/> ', "Three.</speak>")
@@ -196,7 +205,7 @@ def test_long_text_is_cut_outside_the_event_loop(port: int, monkeypatch: pytest.
         threads.append(threading.current_thread().name)
         return cut_arriving(text)
 
-    monkeypatch.setattr(wyoming, "cut_arriving", cut)
+    monkeypatch.setattr(text_input, "cut_arriving", cut)
     exchange(port, SynthesizeStart(), SynthesizeChunk("... " * 1000), SynthesizeStop(), Ping(), end=Pong)
 
     assert threads[0].startswith("s1-mini-server")
@@ -212,7 +221,7 @@ def test_the_work_on_a_text_in_tiny_chunks_is_in_proportion_to_its_length(
         looked_at += len(text)
         return cut_arriving(text)
 
-    monkeypatch.setattr(wyoming, "cut_arriving", cut)
+    monkeypatch.setattr(text_input, "cut_arriving", cut)
     text = "- - " * 75  # has nothing to speak
     chunks = map(SynthesizeChunk, [*text, *[""] * len(text)])
     exchange(port, SynthesizeStart(), *chunks, SynthesizeStop(), Ping(), end=Pong)
@@ -230,7 +239,7 @@ def test_a_stream_without_anything_to_speak_only_stops(port: int, pieces: list[s
 @pytest.mark.parametrize(
     ("sent", "code", "message"),
     [
-        (Synthesize("..."), "text_invalid", "is empty"),
+        (Synthesize("..."), "text_invalid", "nothing to speak"),
         (Synthesize("Hi.", voice=SynthesizeVoice(name="nobody")), "voice_not_found", "nobody"),
         (Synthesize("Hi.", text_format="midi"), "request_invalid", "'midi' is not supported"),
         (Synthesize("a" * 20_001), "text_invalid", "20001 characters"),

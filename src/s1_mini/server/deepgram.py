@@ -17,6 +17,7 @@ from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import Track
+from s1_mini.server.state import state_of
 from s1_mini.server.websocket import MESSAGES, Input, OwnProtocol
 from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat
 
@@ -71,7 +72,7 @@ async def _config(socket: WebSocket) -> SessionConfig:
     rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
     if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):
         raise InvalidError("sample_rate", f"{rate} is not supported with {options.encoding}; use {TELEPHONE_RATE}")
-    return await config_of(socket, options, options.model, _FORMATS[options.encoding], rate or default_rate)
+    return await config_of(state_of(socket), options, options.model, _FORMATS[options.encoding], rate or default_rate)
 
 
 class Deepgram(Protocol):

@@ -84,7 +84,7 @@ async def multi_stream_input(socket: WebSocket, voice: str) -> None:
 async def _converse(socket: WebSocket, voice: str, protocol: type[_ElevenLabs]) -> None:
     """Run a session. Raises `InvalidError` for a parameter, and the errors of `config_of` and `converse`."""
     options = read_options(socket, Options)
-    config = await config_of(socket, options, voice, *parse_format(options.output_format))
+    config = await config_of(state_of(socket), options, voice, *parse_format(options.output_format))
     if options.seed is not None:
         config.seed = options.seed
     if state_of(socket).engine.description.languages:

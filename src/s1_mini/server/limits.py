@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -177,8 +178,8 @@ class AdmissionMiddleware:
         allowed_s = self.settings.stream_timeout_s + self.settings.request_timeout_s
         ends = asyncio.get_running_loop().time() + (inf if scope["type"] == "websocket" else allowed_s)
         try:
-            with Sender(send, record, ends) as in_pieces:
-                await self.app(scope, self._bounded(scope, receive, holding), in_pieces)
+            with Sender(send, record, ends) as guarded:
+                await self.app(scope, self._bounded(scope, receive, holding), in_pieces(guarded))
         finally:
             holding.release()
             if needs_slot:
@@ -308,20 +309,20 @@ class AdmissionMiddleware:
 
 
 class Sender:
-    """An ASGI `send` that splits a body into pieces, and sends each once the client has read enough of it.
+    """A `send` that takes messages of any kind, and returns once the client has read enough.
 
-    While a piece waits for the client, its unread audio is charged every `UNREAD_CHECK_S`. Sending raises the errors of
+    While a message waits for the client, its unread audio is charged every `UNREAD_CHECK_S`. Sending raises errors of
     `Holding.set` if that exceeds the client's share, and `ClientGoneError` after `ends`, in seconds of the event loop.
     Use it as a context manager.
     """
 
-    def __init__(self, send: Send, record: RequestLog, ends: float) -> None:
+    def __init__(self, send: Callable[[Any], Awaitable[None]], record: RequestLog, ends: float) -> None:
         self._send, self._record, self._ends = send, record, ends
-        self._waiting: set[asyncio.Timeout] = set()  # of the pieces that are being sent: a session may send several
+        self._waiting: set[asyncio.Timeout] = set()  # of the messages that are being sent: a session may send several
         self._error: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> Send:
+    def __enter__(self) -> Callable[[Any], Awaitable[None]]:
         self._look_later()
         return self.send
 
@@ -331,16 +332,8 @@ class Sender:
         self._error = None  # its traceback refers to this object
         self._record.charge_unread = None  # it refers to the output, which cancels its request once it is dropped
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Any) -> None:
         """Send a message."""
-        content = message.get("body", b"")
-        while len(content) > PIECE_BYTES:
-            await self._send_piece({**message, "body": bytes(content[:PIECE_BYTES]), "more_body": True})
-            content = memoryview(content)[PIECE_BYTES:]
-            message = {**message, "body": content}
-        await self._send_piece(message)
-
-    async def _send_piece(self, message: Message) -> None:
         waiting = asyncio.timeout(None)
         try:
             # Uvicorn waits for the client before it writes, so a message that was cancelled was not sent.
@@ -376,6 +369,20 @@ class Sender:
 
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(UNREAD_CHECK_S, self._look)
+
+
+def in_pieces(send: Send) -> Send:
+    """Return an ASGI `send` that splits a body into pieces."""
+
+    async def send_pieces(message: Message) -> None:
+        content = message.get("body", b"")
+        while len(content) > PIECE_BYTES:
+            await send({**message, "body": bytes(content[:PIECE_BYTES]), "more_body": True})
+            content = memoryview(content)[PIECE_BYTES:]
+            message = {**message, "body": content}
+        await send(message)
+
+    return send_pieces
 
 
 def is_public(path: str) -> bool:

@@ -35,7 +35,7 @@ from s1_mini.server.errors import (
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech_queue import Listener
-from s1_mini.server.state import state_of
+from s1_mini.server.state import ServerState, state_of
 from s1_mini.server.text_input import TextInput
 from s1_mini.server.voice_names import own_voice
 from s1_mini.types import AudioFormat
@@ -76,10 +76,9 @@ def read_options(socket: WebSocket, model: type[Options]) -> Options:
 
 
 async def config_of(
-    socket: WebSocket, start: StartOptions, voice: str | None, audio_format: AudioFormat, rate: int | None
+    state: ServerState, start: StartOptions, voice: str | None, audio_format: AudioFormat, rate: int | None
 ) -> SessionConfig:
-    """Return the configuration of a client that names its voice in the URL. Raises the errors of `describe_voice`."""
-    state = state_of(socket)
+    """Return the configuration of a client that chooses only these. Raises the errors of `describe_voice`."""
     name = await own_voice(state, voice)
     if name is not None:
         await asyncio.to_thread(state.engine.describe_voice, name)

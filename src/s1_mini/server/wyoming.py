@@ -11,10 +11,10 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any, cast
 
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
@@ -24,21 +24,19 @@ from wyoming.info import Attribution, Describe, Info, TtsProgram, TtsVoice
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
-from s1_mini.exceptions import NothingToSpeakError, S1MiniError, TextError
+from s1_mini.exceptions import NothingToSpeakError, S1MiniError
 from s1_mini.server.accounts import Resource
-from s1_mini.server.bodies import check_structure, in_turn
+from s1_mini.server.bodies import check_structure
 from s1_mini.server.errors import BodyError, ClientGoneError, IdleError, InvalidError, code_of, message_of, row_of
-from s1_mini.server.limits import LINGER_S, UNREAD_CHECK_S
+from s1_mini.server.limits import LINGER_S, Sender
 from s1_mini.server.record import RequestLog, sane_id
-from s1_mini.server.schemas import SpeechRequest, StartOptions
-from s1_mini.server.speech import speak
+from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
+from s1_mini.server.session import config_of
+from s1_mini.server.speech import AudioResponse, Times
+from s1_mini.server.speech_queue import Listener, SpeechQueue, Track
 from s1_mini.server.state import ServerState
-from s1_mini.server.text_input import SMALL_TEXT
-from s1_mini.server.voice_names import own_voice
-from s1_mini.text.markup import begins_ssml
-from s1_mini.text.split import UNREAD_S, EarlyStart, Stretches, cut_arriving, ends_sentence, is_due
-from s1_mini.text.tidy import is_speakable
-from s1_mini.types import Joined, TTSRequest, VoiceInfo
+from s1_mini.server.text_input import TextInput
+from s1_mini.types import VoiceInfo
 from s1_mini.version import __version__
 
 access_logger = logging.getLogger("s1_mini.server.access")
@@ -154,19 +152,20 @@ class _Connection:
             raise BodyError(f"malformed Wyoming event: {error}") from None
         return Event(fields["type"], data), len(head) + sum(sizes)
 
-    async def _next(self, pause_s: float = 0.0) -> Event | None:
-        """Return the next event; with `pause_s`, None if no event arrives for that long.
+    async def _next(self, queue: SpeechQueue | None = None) -> Event:
+        """Return the next event.
 
-        Raises an error that `_read` found and, without `pause_s`, `IdleError` at the idle timeout.
+        Raises an error that `_read` found, and `IdleError` if none arrives in the idle timeout and `queue` is empty.
         """
         idle_s = self._state.settings.websocket_idle_s
-        try:
-            async with asyncio.timeout(pause_s or idle_s):
-                item = await self._events.get()
-        except TimeoutError:
-            if pause_s:
-                return None
-            raise IdleError(f"no event arrived for {idle_s:g} s") from None
+        item: tuple[Event, int] | S1MiniError | None = None
+        while item is None:
+            try:
+                async with asyncio.timeout(idle_s):
+                    item = await self._events.get()
+            except TimeoutError:
+                if not queue:
+                    raise IdleError(f"no event arrived for {idle_s:g} s") from None
         if isinstance(item, S1MiniError):
             raise item
         event, num_bytes = item
@@ -180,7 +179,6 @@ class _Connection:
             while True:
                 connections.mark_idle(transport)
                 event = await self._next()
-                assert event is not None
                 connections.mark_busy(transport)
                 if Describe.is_type(event.type):
                     await self._describe()
@@ -228,16 +226,13 @@ class _Connection:
         try:
             await self._wake()
             self._admit(record)
-            options = await self._options(event.data)
-            cuts = "text_type" not in options and self._state.engine.description.splits
-            texts = self._texts(cuts=cuts) if is_stream else _single(_text_of(event))
-            # Home Assistant also streams the answers of agents that have nothing to say.
-            allowed: AbstractContextManager[None] = suppress(NothingToSpeakError) if is_stream else nullcontext()
-            async with aclosing(cast("Any", texts)), asyncio.timeout(self._state.settings.max_websocket_s):
-                with allowed:
-                    await self._say(texts, options, record)
-            if is_stream:
-                await self._send(SynthesizeStopped())
+            track = Track(await self._config(event.data))
+            with Sender(self._send, record, inf) as send:
+                speaker = _Speaker(send, is_stream=is_stream)
+                text = TextInput(self._state, record, lambda: speaker, waits=True)
+                async with asyncio.timeout(self._state.settings.max_websocket_s):
+                    await text.run(self._listen(text, track, event))
+                    await speaker.end()
         except TimeoutError:
             raise IdleError(f"the text took longer than {self._state.settings.max_websocket_s:g} s") from None
         except (ConnectionError, ClientGoneError):
@@ -256,105 +251,62 @@ class _Connection:
         if (refused := self._state.gate.admission(record)) is not None:
             raise refused
 
-    async def _say(
-        self, texts: AsyncIterator[tuple[str, Joined | None]], options: dict[str, Any], record: RequestLog
-    ) -> None:
-        """Speak texts, which may be parts of one text. Raises `TextError` if none has anything to speak."""
-        state, rate = self._state, 0
-        refused = NothingToSpeakError("text", "is empty; send at least one letter, number or symbol")
-        async for text, joined in texts:
-            if not is_speakable(text):
-                continue
-            tts_request = replace(TTSRequest.of(text, on_unsupported="skip", **options), joined=joined)
-            request = SpeechRequest(tts_request, "pcm", streams=True)
-            try:
-                speech = await speak(state.engine, request, settings=state.settings, record=record)
-            except NothingToSpeakError as error:  # raised at the end if no other text was spoken
-                refused = error
-                continue
-            if not rate:
-                rate = speech.sample_rate
-                await self._send(AudioStart(rate, WIDTH, CHANNELS))
-            async with aclosing(cast("Any", speech.body)) as body:
-                async for piece in body:
-                    await self._send(AudioChunk(rate, WIDTH, CHANNELS, piece), record)
-        if not rate:
-            raise refused
-        await self._send(AudioStop())
-
-    async def _texts(self, *, cuts: bool) -> AsyncIterator[tuple[str, Joined | None]]:
-        """Yield whole sentences as text arrives.
-
-        SSML is yielded at the end as a whole, and so is any text if `cuts` is False.
-
-        With the settings for an early start, the first text may be only the beginning of a sentence.
-        """
-        rest, num_seen, pause_s, start = "", 0, 0.0, StartOptions().early_start(self._state.settings)
-        stretches = Stretches()
-        while True:
-            event = await self._next(pause_s)
-            if event is not None and SynthesizeStop.is_type(event.type):
-                break
-            if event is not None:
+    async def _listen(self, text: TextInput, track: Track, event: Event) -> None:
+        """Take the text of `event` or, after the start of a stream, of those that follow until its end."""
+        if Synthesize.is_type(event.type):
+            text.queue.add(track, _text_of(event), {})
+        else:
+            while not SynthesizeStop.is_type((event := await self._next(text.queue)).type):
                 # Other events are ignored: Home Assistant also sends the whole text as `synthesize`, for servers that
                 # do not stream.
-                if not SynthesizeChunk.is_type(event.type) or not (text := _text_of(event)):
-                    continue
-                rest += text
-            if (allowed := self._state.engine.config.max_text_length) < len(rest):
-                raise TextError(
-                    "text", f"has over {allowed} characters; send smaller chunks, or less text if it is SSML"
-                )
-            if not cuts or (self._state.engine.config.accept_ssml and begins_ssml(rest)):
-                pause_s = 0.0
-                continue
-            if event is not None and not is_due(rest, num_seen):
-                pause_s = UNREAD_S
-                continue
-            is_new = len(rest) > num_seen
-            whole, rest = await self._cut(rest)
-            beginning, rest = ("", rest) if whole else start.cut(rest, has_paused=not is_new)
-            if whole or beginning:
-                start = EarlyStart()
-            num_seen, pause_s = len(rest), start.pause_s if is_new else 0.0
-            text = whole or beginning
-            if not is_speakable(text):
-                stretches.skip(text)
-            else:
-                yield text.strip(), stretches.join(text, continues=bool(beginning) and not ends_sentence(beginning))
-        is_alone = not cuts or (self._state.engine.config.accept_ssml and begins_ssml(rest))
-        yield rest, None if is_alone else stretches.join(rest, is_last=True)
+                if SynthesizeChunk.is_type(event.type):
+                    await text.add(track, _text_of(event))
+            text.flush(track)
+        text.close()
 
-    async def _cut(self, text: str) -> tuple[str, str]:
-        """Return the complete sentences of a text and the rest; long texts are cut in a thread."""
-        if len(text) <= SMALL_TEXT:
-            return cut_arriving(text)
-        return await in_turn(self._state, cut_arriving, text)
-
-    async def _options(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a request: its voice and the format of its text. Raises `InvalidError`."""
+    async def _config(self, data: dict[str, Any]) -> SessionConfig:
+        """Return the voice and the format of a text. Raises `InvalidError` and the errors of `config_of`."""
         voice, text_format = data.get("voice") or {}, data.get("text_format") or "text"
         name = voice.get("name") if isinstance(voice, dict) else voice
         if not isinstance(name, str | None):
             raise InvalidError("voice", "must be an object with a name")
-        options: dict[str, Any] = {"voice": await own_voice(self._state, name, {})}
-        if text_format == "text":
-            return options
-        if text_format != "ssml":
+        if text_format not in ("text", "ssml"):
             raise InvalidError("text_format", f"{str(text_format)[:40]!r} is not supported; use text or ssml")
-        return options | {"text_type": "ssml"}
+        start = StartOptions(start_at="sentence" if self._state.settings.start_at == "word" else None)
+        config = await config_of(self._state, start, name, "pcm", None)
+        return config.model_copy(update={"text_type": text_format})
 
-    async def _send(self, message: Any, record: RequestLog | None = None) -> None:
-        """Send an event once the client has read enough earlier ones; meanwhile, charge the client for unread audio."""
-        event = message if isinstance(message, Event) else message.event()
-        sending = asyncio.ensure_future(async_write_event(event, self._writer))
-        try:
-            while not (await asyncio.wait({sending}, timeout=UNREAD_CHECK_S))[0]:
-                if record is not None and record.charge_unread is not None:
-                    record.charge_unread()
-            await sending
-        finally:
-            sending.cancel()
+    async def _send(self, message: Any) -> None:
+        """Send an event once the client has read enough earlier ones."""
+        await async_write_event(message if isinstance(message, Event) else message.event(), self._writer)
+
+
+class _Speaker(Listener):
+    """Sends the audio of one text, or of one stream of text."""
+
+    def __init__(self, send: Callable[[Any], Awaitable[None]], *, is_stream: bool) -> None:
+        self._send, self._is_stream, self._rate = send, is_stream, 0
+        self._refused: NothingToSpeakError | None = None
+
+    async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
+        if not self._rate:
+            self._rate = speech.sample_rate
+            await self._send(AudioStart(self._rate, WIDTH, CHANNELS))
+
+    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
+        await self._send(AudioChunk(self._rate, WIDTH, CHANNELS, piece))
+
+    async def skip(self, error: NothingToSpeakError) -> None:
+        self._refused = error
+
+    async def end(self) -> None:
+        """Announce the end of the audio. Raises `NothingToSpeakError` if a text without a stream has no audio."""
+        if self._rate:
+            await self._send(AudioStop())
+        elif self._refused is not None and not self._is_stream:  # Home Assistant also streams empty answers of agents
+            raise self._refused
+        if self._is_stream:
+            await self._send(SynthesizeStopped())
 
 
 def info_of(voices: Sequence[VoiceInfo]) -> Info:
@@ -392,7 +344,3 @@ def _text_of(event: Event) -> str:
     if not isinstance(text, str):
         raise InvalidError("text", "is missing or not a string")
     return text
-
-
-async def _single(text: str) -> AsyncIterator[tuple[str, None]]:
-    yield text, None
