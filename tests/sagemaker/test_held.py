@@ -27,7 +27,7 @@ from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import encode
 from s1_mini.runtime.running import Preparation
 from s1_mini.server.accounts import Resource
-from s1_mini.server.websocket import MESSAGES
+from s1_mini.server.protocols.websocket import MESSAGES
 from tests.server.test_openapi import ELEVENLABS
 from waiting import wait_until
 

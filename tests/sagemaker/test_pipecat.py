@@ -14,7 +14,7 @@ import pytest
 from container_room import running
 from own_folder import path_with
 from s1_mini import ProductionTTSEngine
-from s1_mini.server import deepgram
+from s1_mini.server.protocols import deepgram
 
 pytestmark = pytest.mark.clients
 

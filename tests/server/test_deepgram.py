@@ -13,7 +13,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
-from s1_mini.server import deepgram, speech_queue
+from s1_mini.server import speech_queue
+from s1_mini.server.protocols import deepgram
 from s1_mini.server.schemas import SessionConfig
 from tests.server.conftest import Door, limit_sentences
 from tests.server.test_websocket import hear, session

@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
-from s1_mini.server import deepgram, elevenlabs_socket
+from s1_mini.server.protocols import deepgram, elevenlabs_socket
 from tests.server.conftest import Clock, Door, limit_sentences, serving
 from tests.server.test_websocket import CONFIG, hear, say, session
 from waiting import EVENTUALLY_S

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 from s1_mini import ProductionTTSEngine
-from s1_mini.server.elevenlabs import Alignment
+from s1_mini.server.protocols.elevenlabs import Alignment
 from s1_mini.types import Word
 from tests.server.conftest import Door, serving
 

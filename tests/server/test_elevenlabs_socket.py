@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
-from s1_mini.server import elevenlabs_socket
+from s1_mini.server.protocols import elevenlabs_socket
 from s1_mini.server.speech import Times
 from s1_mini.types import Word
 from tests.server.conftest import Clock, Door, limit_sentences, serving

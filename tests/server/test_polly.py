@@ -24,7 +24,7 @@ from s1_mini.server import lexicons
 from s1_mini.server.app import create_app
 from s1_mini.server.errors import InvalidError
 from s1_mini.server.member import ReplicaInfo
-from s1_mini.server.polly import describe_voices, speech_marks
+from s1_mini.server.protocols.polly import describe_voices, speech_marks
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.speech import Times
 from s1_mini.server.voice_names import POLLY_VOICES, assign_voices

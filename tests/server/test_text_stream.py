@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection
 from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import StreamEncoder
 from s1_mini.core import scheduler
-from s1_mini.server import elevenlabs_socket
+from s1_mini.server.protocols import elevenlabs_socket
 from s1_mini.text.arriving import ArrivingText
 from tests.families.qwen3_room import config, waiting_row, written
 from tests.server.conftest import Clock, Door, limit_sentences, serving

@@ -24,8 +24,8 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server import text_input
+from s1_mini.server.protocols.wyoming import info_of
 from s1_mini.server.settings import ServerSettings
-from s1_mini.server.wyoming import info_of
 from s1_mini.text.split import cut_arriving
 from s1_mini.types import VoiceInfo
 from tests.cli.conftest import Call

@@ -28,7 +28,7 @@ from starlette.datastructures import Headers
 import s1_mini
 from s1_mini.alignment.subtitles import blank_markup
 from s1_mini.exceptions import TextError
-from s1_mini.server.polly import access_key
+from s1_mini.server.limits import access_key
 from s1_mini.text.arriving import ArrivingText
 from s1_mini.text.form import TextForm
 from s1_mini.text.lexicon import Lexicon

@@ -33,19 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from s1_mini.exceptions import S1MiniError
 from s1_mini.extras import require
 from s1_mini.metrics import Histogram, MetricFamily
-from s1_mini.server import (
-    deepgram,
-    elevenlabs,
-    elevenlabs_socket,
-    kokoro,
-    openai_voices,
-    polly,
-    routes,
-    routes_polly,
-    routes_public,
-    session,
-    websocket,
-)
+from s1_mini.server import routes, routes_public, session
 from s1_mini.server.accounts import Accounts, IdlePool, Resource
 from s1_mini.server.connections import Connections
 from s1_mini.server.consents import Consents
@@ -62,6 +50,16 @@ from s1_mini.server.lexicons import Lexicons
 from s1_mini.server.limits import AdmissionController, AdmissionMiddleware, EngineDied
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.openapi import DescribedApp
+from s1_mini.server.protocols import (
+    deepgram,
+    elevenlabs,
+    elevenlabs_socket,
+    kokoro,
+    openai_voices,
+    polly,
+    routes_polly,
+    websocket,
+)
 from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.state import ServerState, state_in
@@ -204,7 +202,7 @@ async def _wyoming(state: ServerState) -> AsyncIterator[None]:
         yield
         return
     require("wyoming", "S1_MINI_SERVER_WYOMING_PORT")
-    from s1_mini.server.wyoming import WyomingServer
+    from s1_mini.server.protocols.wyoming import WyomingServer
 
     state.wyoming = WyomingServer(state)
     await state.wyoming.start()

@@ -32,7 +32,6 @@ from s1_mini.server.errors import (
     OriginError,
     UnauthorizedError,
 )
-from s1_mini.server.polly import access_key
 from s1_mini.server.record import RequestLog, record_of
 
 if TYPE_CHECKING:
@@ -388,6 +387,16 @@ def in_pieces(send: Send) -> Send:
 def is_public(path: str) -> bool:
     """Return whether a path needs no API key."""
     return path in PUBLIC or path.startswith(STATIC)
+
+
+def access_key(headers: Headers) -> str | None:
+    """Return the access key id of a request that is signed for Polly, None for others. Signatures are not verified."""
+    scheme, _, parameters = headers.get("authorization", "").partition(" ")
+    if scheme != "AWS4-HMAC-SHA256":
+        return None
+    credential = next((each for each in map(str.strip, parameters.split(",")) if each.startswith("Credential=")), "")
+    key, *scope = credential.removeprefix("Credential=").split("/")
+    return key if key and scope[2:] == ["polly", "aws4_request"] else None
 
 
 def _needs_slot(scope: Scope) -> bool:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from s1_mini.server.lexicons import Lexicons
     from s1_mini.server.limits import AdmissionController
     from s1_mini.server.member import ReplicaInfo
+    from s1_mini.server.protocols.wyoming import WyomingServer
     from s1_mini.server.session import Session
     from s1_mini.server.settings import ServerSettings
-    from s1_mini.server.wyoming import WyomingServer
     from s1_mini.speech_engine import SpeechEngine
 
 

@@ -13,12 +13,12 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from s1_mini.exceptions import NothingToSpeakError, RequestError
 from s1_mini.server.errors import InvalidError, code_of, message_of
+from s1_mini.server.protocols.websocket import MESSAGES, Input, OwnProtocol
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import Track
 from s1_mini.server.state import state_of
-from s1_mini.server.websocket import MESSAGES, Input, OwnProtocol
 from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat
 
 router = APIRouter()

@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from s1_mini.alignment.subtitles import blank_markup
 from s1_mini.exceptions import RequestError
-from s1_mini.server.elevenlabs import (
+from s1_mini.server.errors import InvalidError, code_of, message_of
+from s1_mini.server.protocols.elevenlabs import (
     DEFAULT_FORMAT,
     PATH,
     Alignment,
@@ -33,7 +34,6 @@ from s1_mini.server.elevenlabs import (
     VoiceSettings,
     parse_format,
 )
-from s1_mini.server.errors import InvalidError, code_of, message_of
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times

@@ -18,10 +18,11 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from s1_mini.exceptions import RequestError
-from s1_mini.server import polly
 from s1_mini.server.bodies import read_json
 from s1_mini.server.errors import renamed
+from s1_mini.server.limits import access_key
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
+from s1_mini.server.protocols import polly
 from s1_mini.server.record import record_of
 from s1_mini.server.routes import ready_engine
 from s1_mini.server.schemas import SpeechRequest
@@ -72,7 +73,7 @@ class PollyRoute(APIRoute):
     """A route only for requests that are signed for Polly; other requests go to the next route with this path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if scope["type"] == "http" and polly.access_key(Headers(scope=scope)) is None:
+        if scope["type"] == "http" and access_key(Headers(scope=scope)) is None:
             return Match.NONE, {}
         return super().matches(scope)
 

@@ -16,6 +16,7 @@ from s1_mini.alignment.subtitles import blank_markup
 from s1_mini.exceptions import MarkupError, ParameterError, RequestError, TextTooLongError
 from s1_mini.server.errors import InvalidError, describe, message_of, quoted, retry_header, row_of
 from s1_mini.server.lexicons import LEXICON_ERRORS, LexiconNotFoundError
+from s1_mini.server.limits import access_key
 from s1_mini.server.speech import Times
 from s1_mini.server.voice_names import POLLY_VOICES
 from s1_mini.text.split import sentence_spans
@@ -77,16 +78,6 @@ class SsmlMarksNotSupportedForTextTypeError(InvalidError):
 
 # Classes whose names are those of Polly's errors, except for the ending.
 _NAMED = (*LEXICON_ERRORS, MarksNotSupportedForFormatError, SsmlMarksNotSupportedForTextTypeError)
-
-
-def access_key(headers: Headers) -> str | None:
-    """Return the access key id of a request that is signed for Polly, None for others. Signatures are not verified."""
-    scheme, _, parameters = headers.get("authorization", "").partition(" ")
-    if scheme != "AWS4-HMAC-SHA256":
-        return None
-    credential = next((each for each in map(str.strip, parameters.split(",")) if each.startswith("Credential=")), "")
-    key, *scope = credential.removeprefix("Credential=").split("/")
-    return key if key and scope[2:] == ["polly", "aws4_request"] else None
 
 
 def is_polly(path: str, headers: Headers) -> bool:
