@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
-from s1_mini.server.protocols import deepgram, elevenlabs_socket
+from s1_mini.server.protocols import deepgram, elevenlabs
 from tests.server.conftest import Clock, Door, limit_sentences, serving
 from tests.server.test_websocket import CONFIG, hear, say, session
 from waiting import EVENTUALLY_S
@@ -166,7 +166,7 @@ def test_deepgrams_clients_choose_it_in_the_address(door: Door, monkeypatch: pyt
 def test_the_server_chooses_it_for_elevenlabs_clients(
     small_engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit_sentences(monkeypatch, elevenlabs_socket)
+    limit_sentences(monkeypatch, elevenlabs)
     path = "/v1/text-to-speech/default/stream-input?output_format=pcm_24000"
     with serving(small_engine, start_at="clause") as door, session(door, path) as socket:
         say(socket, text=BEGINNING)

@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
-from s1_mini.server.protocols import elevenlabs_socket
+from s1_mini.server.protocols import elevenlabs
 from s1_mini.server.speech import Times
 from s1_mini.types import Word
 from tests.server.conftest import Clock, Door, limit_sentences, serving
@@ -63,13 +63,13 @@ def end_of_livekit(socket: ClientConnection, context: str) -> None:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit_sentences(monkeypatch, elevenlabs_socket)
+    limit_sentences(monkeypatch, elevenlabs)
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Responses whose first audio has two words, as a checkpoint that reports times would."""
-    start, send = elevenlabs_socket.SeveralTexts.start, elevenlabs_socket.SeveralTexts.send_audio
+    start, send = elevenlabs.SeveralTexts.start, elevenlabs.SeveralTexts.send_audio
     waiting: list[list[Word]] = []
 
     async def start_timed(protocol: Any, track: Any, request: Any, speech: Any) -> None:
@@ -79,8 +79,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def send_timed(protocol: Any, track: Any, piece: bytes, times: Times) -> None:
         await send(protocol, track, piece, Times(waiting.pop()) if waiting else times)
 
-    monkeypatch.setattr(elevenlabs_socket.SeveralTexts, "start", start_timed)
-    monkeypatch.setattr(elevenlabs_socket.SeveralTexts, "send_audio", send_timed)
+    monkeypatch.setattr(elevenlabs.SeveralTexts, "start", start_timed)
+    monkeypatch.setattr(elevenlabs.SeveralTexts, "send_audio", send_timed)
 
 
 def test_one_text_is_spoken_sentence_by_sentence_until_an_empty_message(door: Door) -> None:
@@ -215,12 +215,12 @@ def test_times_count_from_the_start_of_the_context_or_from_the_previous_message(
 
 def test_contexts_have_a_limit(door: Door) -> None:
     with session(door, PIPECAT) as socket:
-        for number in range(elevenlabs_socket.MAX_CONTEXTS + 1):
+        for number in range(elevenlabs.MAX_CONTEXTS + 1):
             say(socket, text=" ", context_id=str(number))
         messages, _, code = hear(socket)
 
     assert messages[-1]["error"] == "request_invalid"
-    assert f"the limit of {elevenlabs_socket.MAX_CONTEXTS} open contexts" in messages[-1]["message"]
+    assert f"the limit of {elevenlabs.MAX_CONTEXTS} open contexts" in messages[-1]["message"]
     assert (messages[-1]["code"], code) == (1008, 1008)
 
 

@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection
 from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import StreamEncoder
 from s1_mini.core import scheduler
-from s1_mini.server.protocols import elevenlabs_socket
+from s1_mini.server.protocols import elevenlabs
 from s1_mini.text.arriving import ArrivingText
 from tests.families.qwen3_room import config, waiting_row, written
 from tests.server.conftest import Clock, Door, limit_sentences, serving
@@ -99,7 +99,7 @@ def test_a_session_is_one_utterance_that_sounds_as_the_whole_text(qwen: Door, ex
 def test_other_protocols_and_the_setting_speak_as_the_text_arrives(
     engine: ProductionTTSEngine, expected: bytes, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
-    limit_sentences(monkeypatch, elevenlabs_socket, **OPTIONS)
+    limit_sentences(monkeypatch, elevenlabs, **OPTIONS)
     path = f"/v1/text-to-speech/ryan/stream-input{query or '?'}&output_format=pcm_24000"
     with serving(engine, start_at="sentence" if query else "word") as door, session(door, path) as socket:
         for piece in (*PIECES, ""):

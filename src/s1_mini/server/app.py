@@ -53,11 +53,9 @@ from s1_mini.server.openapi import DescribedApp
 from s1_mini.server.protocols import (
     deepgram,
     elevenlabs,
-    elevenlabs_socket,
     kokoro,
     openai_voices,
     polly,
-    routes_polly,
     websocket,
 )
 from s1_mini.server.record import RequestLog, sane_id
@@ -131,8 +129,8 @@ def create_app(
         asyncio.Semaphore(1),
     )
     app.state = state  # type: ignore[assignment]
-    sockets = (websocket.router, elevenlabs_socket.router, deepgram.router)
-    https = (*routes_polly.routers, *routes.routers, openai_voices.router, elevenlabs.router, kokoro.router)
+    sockets = (websocket.router, deepgram.router)
+    https = (*polly.routers, *routes.routers, openai_voices.router, elevenlabs.router, kokoro.router)
     for router in (*https, *routes_public.routers, *sockets):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _translate_http)
