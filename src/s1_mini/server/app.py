@@ -54,7 +54,7 @@ from s1_mini.server.protocols import (
     deepgram,
     elevenlabs,
     kokoro,
-    openai_voices,
+    openai,
     polly,
     websocket,
 )
@@ -130,7 +130,7 @@ def create_app(
     )
     app.state = state  # type: ignore[assignment]
     sockets = (websocket.router, deepgram.router)
-    https = (*polly.routers, *routes.routers, openai_voices.router, elevenlabs.router, kokoro.router)
+    https = (*polly.routers, *routes.routers, openai.router, elevenlabs.router, kokoro.router)
     for router in (*https, *routes_public.routers, *sockets):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _translate_http)

@@ -1,18 +1,12 @@
-"""Routes that need the key: `/v1/tts`, `/v1/audio` and `/v1/models` of OpenAI's API, `/v1/voices`.
-
-`/v1/audio/voices` and `/v1/audio/models` are for clients of Kokoro-FastAPI, such as Open WebUI.
-"""
+"""Our own routes that need the key: `/v1/tts` and `/v1/voices`."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
@@ -20,20 +14,14 @@ from pydantic import ValidationError
 from s1_mini.exceptions import RequestError, S1MiniError
 from s1_mini.server.accounts import Resource
 from s1_mini.server.bodies import JSON, LINES, read_json, read_recording_form, read_speech
-from s1_mini.server.errors import InvalidError, NotFoundError, code_of, from_validation, message_of, quoted, renamed
+from s1_mini.server.errors import InvalidError, code_of, from_validation, message_of, quoted, renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.schemas import (
-    AudioModels,
-    AudioVoices,
     BatchAnswer,
     BatchBody,
     BatchItem,
     BatchResult,
-    Named,
-    OpenAIModel,
-    OpenAIModels,
-    OpenAISpeechBody,
     SpeechBody,
     SpeechRequest,
     VoiceAnswer,
@@ -42,7 +30,6 @@ from s1_mini.server.schemas import (
     decode_base64,
 )
 from s1_mini.server.speech import (
-    AudioResponse,
     StreamedAnswer,
     json_lines,
     respond,
@@ -53,17 +40,14 @@ from s1_mini.server.speech import (
     while_listened,
 )
 from s1_mini.server.state import state_of
-from s1_mini.server.voice_names import own_voice
 
 if TYPE_CHECKING:
     from s1_mini.speech_engine import SpeechEngine
     from s1_mini.types import VoiceInfo
 
-speech_router, openai_router, voices_router = (APIRouter(tags=[tag]) for tag in ("speech", "openai", "voices"))
-routers = (speech_router, openai_router, voices_router)
+speech_router, voices_router = APIRouter(tags=["speech"]), APIRouter(tags=["voices"])
+routers = (speech_router, voices_router)
 
-MODEL = "s1-mini"
-OPENAI_PCM_RATE = 24_000  # Hz; assumed by OpenAI's clients, because pcm has no header
 FORM_FIELDS = {"voice": "name", "reference_audio": "audio", "reference_text": "text"}  # engine's name: form's name
 
 
@@ -165,86 +149,7 @@ def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
     )
 
 
-@openai_router.post(
-    "/v1/audio/speech",
-    response_class=Response,
-    summary="Speak a text, as OpenAI's API does",
-    responses=with_types(SPEECH_ANSWER, "text/event-stream") | failures(404, 500, 504, is_openai=True),
-    openapi_extra=body_of(OpenAISpeechBody),
-)
-async def create_speech(request: Request) -> Response:
-    """Speak a text; the response is sent while it is generated, unless `stream` is false."""
-    body, engine = await read_json(request, OpenAISpeechBody), state_of(request).engine
-    voice = await own_voice(state_of(request), body.voice)
-    try:
-        rate = body.sample_rate or (OPENAI_PCM_RATE if body.response_format == "pcm" else None)
-        streams = body.stream is not False
-        speech_request = body.build(body.input, body.response_format, streams=streams, voice=voice, sample_rate=rate)
-        speech = await speak_to_client(request, engine, speech_request.without_unsupported(engine.description))
-    except RequestError as error:
-        raise renamed(error, {"text": "input"}) from None
-    if body.stream_format == "audio":
-        return respond(speech)
-    num_read = 0  # tokens; stays 0 for a text that consists of pauses
-    if speech.spoken_text:
-        count = partial(engine.count_tokens, normalize="off", on_unsupported="skip")  # the text is already normalized
-        try:
-            num_read = await asyncio.to_thread(count, speech.spoken_text)
-        except BaseException:
-            await cast("Any", speech.body).aclose()
-            raise
-    more = {"spoken_text": speech.spoken_text} if body.return_spoken_text else {}
-    return StreamedAnswer(_events(speech, num_read, record_of(request), more), "text/event-stream", speech.headers)
-
-
-async def _events(
-    speech: AudioResponse, num_read: int, record: RequestLog, more: dict[str, Any]
-) -> AsyncIterator[bytes]:
-    """Yield audio as server-sent events; the last one has the numbers of tokens and frames."""
-
-    def event(content: dict[str, Any]) -> bytes:
-        return b"data: " + json.dumps(content).encode() + b"\n\n"
-
-    async with aclosing(speech.body) as body:  # type: ignore[type-var]
-        async for piece in body:
-            yield event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
-    usage = {"input_tokens": num_read, "output_tokens": record.frames, "total_tokens": num_read + record.frames}
-    yield event({"type": "speech.audio.done", "usage": usage} | more)
-
-
-@openai_router.get("/v1/models", summary="The one model", responses=failures(has_body=False))
-async def list_models() -> OpenAIModels:
-    """List the one model, which is used whatever `model` a request names."""
-    return OpenAIModels(data=[OpenAIModel(id=MODEL)])
-
-
-@openai_router.get("/v1/models/{model}", summary="The one model, by name", responses=failures(404, has_body=False))
-async def describe_model(model: str) -> OpenAIModel:
-    """Return the model."""
-    if model != MODEL:
-        raise NotFoundError(f"unknown model {model[:128]!r}; the only model is {MODEL!r}")
-    return OpenAIModel(id=MODEL)
-
-
-@openai_router.get("/v1/audio/models", summary="The one model, in short", responses=failures(has_body=False))
-async def list_audio_models() -> AudioModels:
-    """List the models by `id` and `name`."""
-    return AudioModels(models=[Named(id=MODEL, name=MODEL)])
-
-
-# The routes that list voices are plain functions, which run in a thread: there may be a hundred thousand voices.
-@openai_router.get(
-    "/v1/audio/voices",
-    summary="All voices, in short",
-    response_model=AudioVoices,
-    responses=failures(503, has_body=False),
-)
-def list_audio_voices(request: Request) -> Response:
-    """List the voices by `id` and `name`."""
-    named = [Named(id=voice.name, name=voice.name) for voice in state_of(request).engine.voices()]
-    return Response(AudioVoices(voices=named).model_dump_json(), media_type=JSON)
-
-
+# This route is a plain function, which runs in a thread: there may be a hundred thousand voices.
 @voices_router.get(
     "/v1/voices", summary="All voices", response_model=VoicesAnswer, responses=failures(503, has_body=False)
 )

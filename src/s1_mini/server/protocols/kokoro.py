@@ -15,15 +15,13 @@ from s1_mini.exceptions import RequestError
 from s1_mini.server.bodies import JSON, LINES, read_json
 from s1_mini.server.errors import InvalidError, renamed
 from s1_mini.server.openapi import body_of, failures, inlined
-from s1_mini.server.schemas import OpenAISpeechBody
+from s1_mini.server.protocols.openai import PCM_RATE, OpenAISpeechBody
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, speak_to_client
 from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import own_voice
 from s1_mini.types import Word
 
 router = APIRouter(tags=["kokoro"])
-
-PCM_RATE = 24_000  # Hz, of Kokoro's audio
 
 
 class CaptionsBody(OpenAISpeechBody):

@@ -1,33 +1,199 @@
-"""OpenAI's routes for custom voices: `/v1/audio/voices` and `/v1/audio/voice_consents`."""
+"""OpenAI's API: `/v1/audio/speech`, `/v1/models`, and custom voices: `/v1/audio/voices`, `/v1/audio/voice_consents`.
+
+`GET /v1/audio/voices` and `/v1/audio/models` are for clients of Kokoro-FastAPI, such as Open WebUI.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import re
 import time
 import unicodedata
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import RequestError
-from s1_mini.server.bodies import read_json, read_recording_form
+from s1_mini.server.bodies import JSON, read_json, read_recording_form
 from s1_mini.server.consents import Consent, Consents
-from s1_mini.server.errors import InvalidError, quoted, renamed
-from s1_mini.server.openapi import body_of, failures
+from s1_mini.server.errors import InvalidError, NotFoundError, quoted, renamed
+from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
+from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.routes import ready_engine, register_voice
-from s1_mini.server.speech import warning_header
+from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, Strict, Text, VoiceName
+from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak_to_client, warning_header
 from s1_mini.server.state import state_of
+from s1_mini.server.voice_names import own_voice
+from s1_mini.types import OnUnsupported
 
 router = APIRouter(tags=["openai"])
 
+MODEL = "s1-mini"
+PCM_RATE = 24_000  # Hz; assumed by OpenAI's clients, because pcm has no header
 MAX_ID = 64  # characters of a voice's name
 VOICE_FIELDS = {"voice": "name", "reference_audio": "audio_sample", "reference_text": "text"}
 _LANGUAGE = r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}$"
 
 Label = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class OpenAIVoice(Strict):
+    """A voice as an object, as OpenAI's API also allows."""
+
+    id: VoiceName
+
+
+def _voice_name(value: Any) -> Any:
+    """Return the name of `{"id": name}`."""
+    name = value["id"] if isinstance(value, dict) and set(value) == {"id"} else value
+    if name is None or isinstance(name, str):
+        return name
+    raise PydanticCustomError("voice", 'send the name of a voice, or {"id": name}')
+
+
+class OpenAISpeechBody(Sampling):
+    """Body of `POST /v1/audio/speech`, as sent by clients of OpenAI and of compatible servers.
+
+    Fields that only those servers know are ignored. Users of OpenAI's client pass fields that only this server knows
+    in `extra_body`.
+    """
+
+    model_config = ConfigDict(
+        extra="ignore",
+        json_schema_extra={"examples": [{"model": "s1-mini", "input": "Good morning.", "voice": "default"}]},
+    )
+
+    on_unsupported: OnUnsupported | None = SKIP_BY_DEFAULT
+    model: str = Field("s1-mini", max_length=128, description="Ignored: the server has one checkpoint.")
+    input: Text
+    voice: Annotated[
+        VoiceName | None, BeforeValidator(_voice_name, json_schema_input_type=VoiceName | OpenAIVoice | None)
+    ] = Field(None, description="A voice of GET /v1/voices; OpenAI's names stand for similar voices.")
+    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
+    stream_format: Literal["audio", "sse"] = "audio"
+    stream: bool | None = Field(None, description="false: send the whole audio, with its length, when it is complete.")
+
+
+class OpenAIModel(BaseModel):
+    """A model in OpenAI's format."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "s1_mini"
+
+
+class OpenAIModels(BaseModel):
+    """Answer of `GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[OpenAIModel]
+
+
+class Named(BaseModel):
+    """An item with an `id`."""
+
+    id: str
+    name: str
+
+
+class AudioVoices(BaseModel):
+    """Answer of `GET /v1/audio/voices`."""
+
+    voices: list[Named]
+
+
+class AudioModels(BaseModel):
+    """Answer of `GET /v1/audio/models`."""
+
+    models: list[Named]
+
+
+@router.post(
+    "/v1/audio/speech",
+    response_class=Response,
+    summary="Speak a text, as OpenAI's API does",
+    responses=with_types(SPEECH_ANSWER, "text/event-stream") | failures(404, 500, 504, is_openai=True),
+    openapi_extra=body_of(OpenAISpeechBody),
+)
+async def create_speech(request: Request) -> Response:
+    """Speak a text; the response is sent while it is generated, unless `stream` is false."""
+    body, engine = await read_json(request, OpenAISpeechBody), state_of(request).engine
+    voice = await own_voice(state_of(request), body.voice)
+    try:
+        rate = body.sample_rate or (PCM_RATE if body.response_format == "pcm" else None)
+        streams = body.stream is not False
+        speech_request = body.build(body.input, body.response_format, streams=streams, voice=voice, sample_rate=rate)
+        speech = await speak_to_client(request, engine, speech_request.without_unsupported(engine.description))
+    except RequestError as error:
+        raise renamed(error, {"text": "input"}) from None
+    if body.stream_format == "audio":
+        return respond(speech)
+    num_read = 0  # tokens; stays 0 for a text that consists of pauses
+    if speech.spoken_text:
+        count = partial(engine.count_tokens, normalize="off", on_unsupported="skip")  # the text is already normalized
+        try:
+            num_read = await asyncio.to_thread(count, speech.spoken_text)
+        except BaseException:
+            await cast("Any", speech.body).aclose()
+            raise
+    more = {"spoken_text": speech.spoken_text} if body.return_spoken_text else {}
+    return StreamedAnswer(_events(speech, num_read, record_of(request), more), "text/event-stream", speech.headers)
+
+
+async def _events(
+    speech: AudioResponse, num_read: int, record: RequestLog, more: dict[str, Any]
+) -> AsyncIterator[bytes]:
+    """Yield audio as server-sent events; the last one has the numbers of tokens and frames."""
+
+    def event(content: dict[str, Any]) -> bytes:
+        return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+    async with aclosing(speech.body) as body:  # type: ignore[type-var]
+        async for piece in body:
+            yield event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
+    usage = {"input_tokens": num_read, "output_tokens": record.frames, "total_tokens": num_read + record.frames}
+    yield event({"type": "speech.audio.done", "usage": usage} | more)
+
+
+@router.get("/v1/models", summary="The one model", responses=failures(has_body=False))
+async def list_models() -> OpenAIModels:
+    """List the one model, which is used whatever `model` a request names."""
+    return OpenAIModels(data=[OpenAIModel(id=MODEL)])
+
+
+@router.get("/v1/models/{model}", summary="The one model, by name", responses=failures(404, has_body=False))
+async def describe_model(model: str) -> OpenAIModel:
+    """Return the model."""
+    if model != MODEL:
+        raise NotFoundError(f"unknown model {model[:128]!r}; the only model is {MODEL!r}")
+    return OpenAIModel(id=MODEL)
+
+
+@router.get("/v1/audio/models", summary="The one model, in short", responses=failures(has_body=False))
+async def list_audio_models() -> AudioModels:
+    """List the models by `id` and `name`."""
+    return AudioModels(models=[Named(id=MODEL, name=MODEL)])
+
+
+@router.get(
+    "/v1/audio/voices",
+    summary="All voices, in short",
+    response_model=AudioVoices,
+    responses=failures(503, has_body=False),
+)
+def list_audio_voices(request: Request) -> Response:
+    """List the voices by `id` and `name`."""
+    named = [Named(id=voice.name, name=voice.name) for voice in state_of(request).engine.voices()]
+    return Response(AudioVoices(voices=named).model_dump_json(), media_type=JSON)
 
 
 class ConsentForm(BaseModel):
