@@ -29,15 +29,15 @@ from s1_mini.exceptions import CapacityError, GenerationError, RequestTimeoutErr
 from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
 from s1_mini.server.record import RequestLog, record_of
-from s1_mini.server.schemas import SpeechRequest
+from s1_mini.server.schemas import Sampling, SpeechRequest
 from s1_mini.server.state import state_of
-from s1_mini.server.voice_names import with_voice_names
+from s1_mini.server.voice_names import own_voice, with_voice_names
 
 if TYPE_CHECKING:
     from s1_mini.core.output_queue import Output
     from s1_mini.server.settings import ServerSettings
     from s1_mini.speech_engine import SpeechEngine
-    from s1_mini.types import AudioChunk, SpokenMark, Word
+    from s1_mini.types import AudioChunk, AudioFormat, SpokenMark, Word
 
 T = TypeVar("T")
 
@@ -100,6 +100,19 @@ async def speak_to_client(request: Request, engine: SpeechEngine, speech: Speech
     """Speak for an HTTP request. Raises the errors of `speak`, and `ClientGoneError` if the client disconnects."""
     work = speak(engine, speech, settings=state_of(request).settings, record=record_of(request))
     return await while_listened(request.receive, work)
+
+
+async def speak_body(
+    request: Request, body: Sampling, text: str, audio_format: AudioFormat, *, voice: str | None, **options: Any
+) -> AudioResponse:
+    """Speak `text` for a client of another service, with the options of `body` and those given here.
+
+    Options that the model does not support cause a warning. Raises the errors of `speak_to_client`.
+    """
+    state = state_of(request)
+    name = await own_voice(state, voice)
+    speech = body.build(text, audio_format, voice=name, **options).without_unsupported(state.engine.description)
+    return await speak_to_client(request, state.engine, speech)
 
 
 async def speak(

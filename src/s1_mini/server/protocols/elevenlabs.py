@@ -32,10 +32,9 @@ from s1_mini.server.errors import InvalidError, code_of, message_of
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, inlined
 from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, SessionConfig, SpeechRequest, StartOptions, Text
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
-from s1_mini.server.speech import AudioResponse, StreamedAnswer, Times, respond, speak_to_client
+from s1_mini.server.speech import AudioResponse, StreamedAnswer, Times, respond, speak_body
 from s1_mini.server.speech_queue import Track
 from s1_mini.server.state import state_of
-from s1_mini.server.voice_names import own_voice
 from s1_mini.types import MAX_SEED, MAX_SPEED, MIN_SPEED, AudioFormat, OnUnsupported, Word
 
 router = APIRouter(tags=["elevenlabs"])
@@ -155,20 +154,22 @@ async def stream_with_timestamps(
 
 
 async def _speak(request: Request, voice: str, output_format: str, *, streams: bool) -> tuple[AudioResponse, Alignment]:
-    body, engine = await read_json(request, ElevenLabsBody), state_of(request).engine
+    body = await read_json(request, ElevenLabsBody)
     audio_format, rate = parse_format(output_format)
     speed = body.voice_settings and body.voice_settings.speed
-    speech_request = body.build(
+    speech = await speak_body(
+        request,
+        body,
         body.text,
         audio_format,
         streams=streams,
-        voice=await own_voice(state_of(request), voice),
+        voice=voice,
         sample_rate=rate,
         speed=body.speed if speed is None else speed,
         language=body.language or body.language_code,
-        word_times=engine.has_word_times,
-    ).without_unsupported(engine.description)
-    return await speak_to_client(request, engine, speech_request), Alignment(body.text)
+        word_times=state_of(request).engine.has_word_times,
+    )
+    return speech, Alignment(body.text)
 
 
 async def _timed_lines(speech: AudioResponse, alignment: Alignment) -> AsyncIterator[bytes]:

@@ -11,14 +11,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from s1_mini.exceptions import RequestError
 from s1_mini.server.bodies import JSON, LINES, read_json
-from s1_mini.server.errors import InvalidError, renamed
+from s1_mini.server.errors import InvalidError
 from s1_mini.server.openapi import body_of, failures, inlined
-from s1_mini.server.protocols.openai import PCM_RATE, OpenAISpeechBody
-from s1_mini.server.speech import AudioResponse, StreamedAnswer, speak_to_client
+from s1_mini.server.protocols.openai import OpenAISpeechBody
+from s1_mini.server.speech import AudioResponse, StreamedAnswer
 from s1_mini.server.state import state_of
-from s1_mini.server.voice_names import own_voice
 from s1_mini.types import Word
 
 router = APIRouter(tags=["kokoro"])
@@ -66,23 +64,10 @@ CAPTIONS: dict[int | str, dict[str, Any]] = {
 )
 async def create_captioned_speech(request: Request) -> Response:
     """Speak a text; each JSON object of the response has audio and word times."""
-    body, state = await read_json(request, CaptionsBody), state_of(request)
-    if body.return_timestamps and not state.engine.has_word_times:
+    body = await read_json(request, CaptionsBody)
+    if body.return_timestamps and not state_of(request).engine.has_word_times:
         raise InvalidError("return_timestamps", "is not supported by this model, which reports no times; send false")
-    speech_request = body.build(
-        body.input,
-        body.response_format,
-        streams=body.stream,
-        voice=await own_voice(state, body.voice),
-        sample_rate=body.sample_rate or (PCM_RATE if body.response_format == "pcm" else None),
-        word_times=body.return_timestamps,
-    )
-    try:
-        speech = await speak_to_client(
-            request, state.engine, speech_request.without_unsupported(state.engine.description)
-        )
-    except RequestError as error:
-        raise renamed(error, {"text": "input"}) from None
+    speech = await body.speak(request, streams=body.stream, word_times=body.return_timestamps)
     kind = "audio/mpeg" if body.response_format == "mp3" else f"audio/{body.response_format}"
     if body.stream:
         return StreamedAnswer(_lines(speech, kind), LINES, speech.headers)

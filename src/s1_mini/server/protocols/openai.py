@@ -29,9 +29,8 @@ from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.routes import ready_engine, register_voice
 from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, Strict, Text, VoiceName
-from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak_to_client, warning_header
+from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak_body, warning_header
 from s1_mini.server.state import state_of
-from s1_mini.server.voice_names import own_voice
 from s1_mini.types import OnUnsupported
 
 router = APIRouter(tags=["openai"])
@@ -81,6 +80,15 @@ class OpenAISpeechBody(Sampling):
     stream_format: Literal["audio", "sse"] = "audio"
     stream: bool | None = Field(None, description="false: send the whole audio, with its length, when it is complete.")
 
+    async def speak(self, request: Request, **options: Any) -> AudioResponse:
+        """Speak the input. Raises the errors of `speak_body`."""
+        rate = self.sample_rate or (PCM_RATE if self.response_format == "pcm" else None)
+        more: dict[str, Any] = {"voice": self.voice, "sample_rate": rate} | options
+        try:
+            return await speak_body(request, self, self.input, self.response_format, **more)
+        except RequestError as error:
+            raise renamed(error, {"text": "input"}) from None
+
 
 class OpenAIModel(BaseModel):
     """A model in OpenAI's format."""
@@ -127,14 +135,7 @@ class AudioModels(BaseModel):
 async def create_speech(request: Request) -> Response:
     """Speak a text; the response is sent while it is generated, unless `stream` is false."""
     body, engine = await read_json(request, OpenAISpeechBody), state_of(request).engine
-    voice = await own_voice(state_of(request), body.voice)
-    try:
-        rate = body.sample_rate or (PCM_RATE if body.response_format == "pcm" else None)
-        streams = body.stream is not False
-        speech_request = body.build(body.input, body.response_format, streams=streams, voice=voice, sample_rate=rate)
-        speech = await speak_to_client(request, engine, speech_request.without_unsupported(engine.description))
-    except RequestError as error:
-        raise renamed(error, {"text": "input"}) from None
+    speech = await body.speak(request, streams=body.stream is not False)
     if body.stream_format == "audio":
         return respond(speech)
     num_read = 0  # tokens; stays 0 for a text that consists of pauses
