@@ -10,7 +10,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -348,8 +348,17 @@ async def to_json(speech: AudioResponse, request: SpeechRequest) -> bytes:
     return await asyncio.to_thread(encode)
 
 
-async def json_lines(speech: AudioResponse, request: SpeechRequest) -> AsyncIterator[bytes]:
-    """Yield a stream as JSON lines: audio as base64, and the words and marks whose times became known with it.
+async def in_lines(speech: AudioResponse, line: Callable[[bytes, Times], bytes]) -> AsyncIterator[bytes]:
+    """Yield what `line` makes of each piece of a stream and the times known with it, and at last of no audio."""
+    async with aclosing(speech.body) as body:  # type: ignore[type-var]
+        async for piece in body:
+            yield line(piece, speech.take_times())
+    if last := line(b"", speech.take_times()):
+        yield last
+
+
+def json_lines(speech: AudioResponse, request: SpeechRequest) -> AsyncIterator[bytes]:
+    """Return a stream as JSON lines: audio as base64, and the words and marks whose times became known with it.
 
     The last line may have no audio. The first one also has the format, and the spoken text if requested.
     """
@@ -358,15 +367,14 @@ async def json_lines(speech: AudioResponse, request: SpeechRequest) -> AsyncIter
     head |= {"warning": speech.warning} if speech.warning else {}
 
     def line(piece: bytes, times: Times) -> bytes:
-        return json.dumps({"audio": base64.b64encode(piece).decode()} | asdict(times) | head).encode() + b"\n"
+        nonlocal head
+        if not (piece or times.words or times.marks):
+            return b""
+        content = {"audio": base64.b64encode(piece).decode()} | asdict(times) | head
+        head = {}
+        return json.dumps(content).encode() + b"\n"
 
-    async with aclosing(speech.body) as body:  # type: ignore[type-var]
-        async for piece in body:
-            yield line(piece, speech.take_times())
-            head = {}
-    last = speech.take_times()
-    if last.words or last.marks:
-        yield line(b"", last)
+    return in_lines(speech, line)
 
 
 def respond(speech: AudioResponse) -> Response:

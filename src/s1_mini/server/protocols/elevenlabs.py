@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -32,7 +31,7 @@ from s1_mini.server.errors import InvalidError, code_of, message_of
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, inlined
 from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, SessionConfig, SpeechRequest, StartOptions, Text
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
-from s1_mini.server.speech import AudioResponse, StreamedAnswer, Times, respond, speak_body
+from s1_mini.server.speech import AudioResponse, StreamedAnswer, Times, in_lines, respond, speak_body
 from s1_mini.server.speech_queue import Track
 from s1_mini.server.state import state_of
 from s1_mini.types import MAX_SEED, MAX_SPEED, MIN_SPEED, AudioFormat, OnUnsupported, Word
@@ -150,7 +149,7 @@ async def stream_with_timestamps(
 ) -> Response:
     """Speak a text; each line of the response is a JSON object with audio and the times of characters."""
     speech, alignment = await _speak(request, voice, output_format, streams=True)
-    return StreamedAnswer(_timed_lines(speech, alignment), JSON, speech.headers)
+    return StreamedAnswer(in_lines(speech, partial(_line, alignment=alignment)), JSON, speech.headers)
 
 
 async def _speak(request: Request, voice: str, output_format: str, *, streams: bool) -> tuple[AudioResponse, Alignment]:
@@ -172,12 +171,9 @@ async def _speak(request: Request, voice: str, output_format: str, *, streams: b
     return speech, Alignment(body.text)
 
 
-async def _timed_lines(speech: AudioResponse, alignment: Alignment) -> AsyncIterator[bytes]:
-    async with aclosing(speech.body) as body:  # type: ignore[type-var]
-        async for piece in body:
-            yield _timed(piece, alignment.add(speech.take_times().words)) + b"\n"
-    if last := [*alignment.add(speech.take_times().words), *alignment.finish()]:
-        yield _timed(b"", last) + b"\n"
+def _line(piece: bytes, times: Times, alignment: Alignment) -> bytes:
+    characters = alignment.add(times.words) + ([] if piece else alignment.finish())
+    return _timed(piece, characters) + b"\n" if piece or characters else b""
 
 
 def _timed(audio: bytes, characters: list[Character]) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -15,7 +15,7 @@ from s1_mini.server.bodies import JSON, LINES, read_json
 from s1_mini.server.errors import InvalidError
 from s1_mini.server.openapi import body_of, failures, inlined
 from s1_mini.server.protocols.openai import OpenAISpeechBody
-from s1_mini.server.speech import AudioResponse, StreamedAnswer
+from s1_mini.server.speech import StreamedAnswer, Times, in_lines
 from s1_mini.server.state import state_of
 from s1_mini.types import Word
 
@@ -70,18 +70,14 @@ async def create_captioned_speech(request: Request) -> Response:
     speech = await body.speak(request, streams=body.stream, word_times=body.return_timestamps)
     kind = "audio/mpeg" if body.response_format == "mp3" else f"audio/{body.response_format}"
     if body.stream:
-        return StreamedAnswer(_lines(speech, kind), LINES, speech.headers)
+        return StreamedAnswer(in_lines(speech, partial(_line, kind=kind)), LINES, speech.headers)
     times = speech.take_times().words if body.return_timestamps else None
     content = await asyncio.to_thread(_encode, speech.content or b"", kind, times)
     return Response(content, media_type=JSON, headers=speech.headers)
 
 
-async def _lines(speech: AudioResponse, kind: str) -> AsyncIterator[bytes]:
-    async with aclosing(speech.body) as body:  # type: ignore[type-var]
-        async for piece in body:
-            yield _encode(piece, kind, speech.take_times().words) + b"\n"
-    if last := speech.take_times().words:
-        yield _encode(b"", kind, last) + b"\n"
+def _line(piece: bytes, times: Times, kind: str) -> bytes:
+    return _encode(piece, kind, times.words) + b"\n" if piece or times.words else b""
 
 
 def _encode(audio: bytes, kind: str, words: Sequence[Word] | None) -> bytes:

@@ -12,7 +12,6 @@ import re
 import time
 import unicodedata
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Literal, cast
 
@@ -29,7 +28,7 @@ from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.routes import ready_engine, register_voice
 from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, Strict, Text, VoiceName
-from s1_mini.server.speech import AudioResponse, StreamedAnswer, respond, speak_body, warning_header
+from s1_mini.server.speech import AudioResponse, StreamedAnswer, Times, in_lines, respond, speak_body, warning_header
 from s1_mini.server.state import state_of
 from s1_mini.types import OnUnsupported
 
@@ -150,19 +149,16 @@ async def create_speech(request: Request) -> Response:
     return StreamedAnswer(_events(speech, num_read, record_of(request), more), "text/event-stream", speech.headers)
 
 
-async def _events(
-    speech: AudioResponse, num_read: int, record: RequestLog, more: dict[str, Any]
-) -> AsyncIterator[bytes]:
-    """Yield audio as server-sent events; the last one has the numbers of tokens and frames."""
+def _events(speech: AudioResponse, num_read: int, record: RequestLog, more: dict[str, Any]) -> AsyncIterator[bytes]:
+    """Return audio as server-sent events; the last one has the numbers of tokens and frames."""
 
-    def event(content: dict[str, Any]) -> bytes:
-        return b"data: " + json.dumps(content).encode() + b"\n\n"
+    def event(piece: bytes, _: Times) -> bytes:
+        usage = {"input_tokens": num_read, "output_tokens": record.frames, "total_tokens": num_read + record.frames}
+        content = {"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()}
+        last = {"type": "speech.audio.done", "usage": usage} | more
+        return b"data: " + json.dumps(content if piece else last).encode() + b"\n\n"
 
-    async with aclosing(speech.body) as body:  # type: ignore[type-var]
-        async for piece in body:
-            yield event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
-    usage = {"input_tokens": num_read, "output_tokens": record.frames, "total_tokens": num_read + record.frames}
-    yield event({"type": "speech.audio.done", "usage": usage} | more)
+    return in_lines(speech, event)
 
 
 @router.get("/v1/models", summary="The one model", responses=failures(has_body=False))
