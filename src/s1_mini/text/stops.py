@@ -146,7 +146,7 @@ def is_final(text: str, start: int, stop: int, kind: Kind) -> bool:
     if "\n" in space and kind not in ("title", "letters", "part") and not (kind == "month" and word[0].isdecimal()):
         return True
     if word[0].isdecimal():
-        return _is_before_number(text[after.start("word") : after.end() + 30], kind)
+        return "-" not in after["open"] and _is_before_number(text[after.start("word") : after.end() + 30], kind)
     return _is_before_capital(text, start, after, kind)
 
 

@@ -327,6 +327,7 @@ def read_abbreviations(text: str) -> str:
     """Write abbreviations out; keep a dot that also ends the sentence."""
     if "/" in text:
         text = _SLASHED_TITLES.sub(lambda found: " or ".join(_TITLED[each] for each in found.groups()), text)
+        text = re.sub(r"(?<![\w/])w/(?=[a-z]{3})(?!out\b)", "with ", text)
         text = _SLASHED_FORM.sub(lambda found: _cased(_SLASHED[found.group().lower()], found.group()), text)
     text = _DAYS.sub(_days, _LOUD.sub(lambda found: found.group().title(), text))
     text = _UNDOTTED_NUMBERED.sub(

@@ -87,7 +87,9 @@ _SHORT_DATE = re.compile(
     r"(?<![\w/.,$£€-])(\d{1,2})/(\d{1,2})(?:( ?[-–] ?| to | through | and )(\d{1,2})/(\d{1,2}))?"
     r"(?![\w/%]|[.,]\d|-\d| of\b)"
 )
-_DATED = re.compile(rf"\b(?:{'|'.join(DAYS)}),? $")
+_DATED = re.compile(rf"\b(?:{'|'.join(DAYS)})(?:,|s?(?: [-–—])?) $")
+_HEADING_DATE = re.compile(r"(?:^|\n)\d{1,2}/(?:1|6|7|9|1[1-9]|2\d|3[01])(?= [-–—] [A-Z])")  # 3/25 - Palm Sunday
+_TO_MONTH = re.compile(rf"(?<=\d)( ?)[-–]\1(?=(?:{'|'.join(MONTHS)}) \d)")
 _MONTH_OF_YEAR = re.compile(
     r"(?<![\w/.,$£€-])(?:(0?[1-9]|1[0-2])/|(0[1-9]|1[0-2])-(?!2000))((?:19|20)\d\d)(?![\w/%]|[.,]\d|-\d)"
 )
@@ -168,10 +170,11 @@ def _slashed(found: re.Match[str]) -> str:
 
 
 def _short_date(found: re.Match[str]) -> str:
-    """Read 07/04 (no fraction has a leading zero), and 3/4 after a weekday, as month and day."""
+    """Read 07/04 (no fraction has a leading zero), 3/4 after a weekday, and 3/25 before a dash, as month and day."""
     month, day, to, last_month, last_day = found.groups()
     is_padded = any(each is not None and each[0] == "0" for each in (month, day, last_month, last_day))
-    if not (is_padded or _DATED.search(text_before(found, 12))):
+    is_heading = _HEADING_DATE.match(found.string, max(0, found.start() - 1))
+    if not (is_padded or is_heading or _DATED.search(text_before(found, 14))):
         return found.group()
     days = [(int(month), int(day))] + ([(int(last_month), int(last_day))] if to else [])
     if not all(1 <= m <= 12 and 1 <= d <= 31 for m, d in days):
@@ -233,7 +236,7 @@ def _span(found: re.Match[str]) -> str:
 
 
 def read_dates(text: str) -> str:
-    text = _BETWEEN_DATES.sub(" to ", text) if "-" in text else text
+    text = _TO_MONTH.sub(" to ", _BETWEEN_DATES.sub(" to ", text))
     text = _SLASHED.sub(_slashed, _ISO.sub(_iso, text))
     text = _DASHED.sub(_dashed, _YEAR_MONTH.sub(_year_month, text))
     if "/" in text:

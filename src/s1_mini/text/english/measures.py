@@ -39,7 +39,7 @@ UNITS |= table(
     "ly=light year, qts=quart, gals=gallon, yds=yard, ozs=ounce, tbsps=tablespoon, tsps=teaspoon, "
     "doz=dozen, pct=percent, mo=month, mos=month, wk=week, wks=week, pkg=package, pkgs=package, pkt=packet, "
     "pkts=packet, deg=degree, cts=cent, tbs=tablespoon, pcs=piece, ft²=square foot, ft³=cubic foot, "
-    "in²=square inch, mi²=square mile"
+    "in²=square inch, mi²=square mile, lb-ft=pound foot, lb.-ft=pound foot, ft-lb=foot pound, ft-lbs=foot pound"
 )
 UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}
 _IRREGULAR = {"foot": "feet", "inch": "inches"}

@@ -193,7 +193,7 @@ _ORDINAL = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)(?:st|nd|rd|th)\b")
 # Digits in groups of three. A hyphen may follow before another grouped number or a noun: 10 000-metre.
 _SPACED = re.compile(
     r"(?<![\w.,+/:'])(?:(?<!\w-)|(?<= \d{3}-))(?<!\d )(?<!\d\) )(?<!/ )"
-    r"[1-9]\d{0,2}(?: \d{3})++(,\d\d?(?!\d))?(?! ?\d|,\d|s\b|-\d(?!\d{0,2} \d{3}))"
+    r"[1-9]\d{0,2}(?: \d{3})++(,\d\d?(?!\d))?(?! ?\d|,\d|[A-Z]{0,4}s\b|-\d(?!\d{0,2} \d{3}))"
 )
 # A decimal comma before a scale, a percentage or a unit: 2,3 million, 37,5 °C.
 _COMMA = re.compile(

@@ -261,7 +261,7 @@ _MODEL_PLURAL = re.compile(
 )
 _NAME_IN_PAIRS = re.compile(
     r"(?:(?<=\bRX )|(?<=[GR]TX )|(?<=GeForce )|(?<=Radeon )|(?<=\bForm )|(?<=\bForms ))\d{4}(?!\w)"
-    r"|(?<=\b[Aa] )(?:10(?:40|99)|7[0-8]7)(?![\w.,$-]*\d| [a-z]{1,20}s\b)"
+    r"|(?:(?<=\b[Aa] )(?:10(?:40|99)|7[0-8]7)|(?<=\b[Tt]he )7[0-8]7(?!\w))(?![\w.,$-]*\d| [a-z]{1,20}s\b)"
 )
 _AIRLINE = re.compile(r"(?<![\w.-])(UA|AA|DL|BA|AF|LH|KL|EK|QF|SQ|WN|LX|TK|QR|EY|IB|NH) (\d{3,4})(?![\w.,%°$-]*\d)")
 _JET = re.compile(
