@@ -257,7 +257,7 @@ def _alone(found: re.Match[str]) -> str:
     number = int(found[1])
     before = text_before(found, 15)
     after = text_after(found, 45)
-    is_counted = _GOES_ON.match(after) is not None and not before.endswith(("the ", "The ", "this "))
+    is_counted = _GOES_ON.match(after) is not None and re.search("(?:[Tt]he|this|Q[1-4]) $", before) is None
     says_year = _SAYS_YEAR.search(before) is not None
     if is_counted or (_SAYS_COUNT.search(before) and not says_year) or (number < 1100 and not says_year):
         return found.group()

@@ -64,7 +64,9 @@ _MEASURE = re.compile(
     rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'·])"
     rf"(?!/\w)(\.(?!\w|\.))?"
 )
-_RATE = re.compile(rf"(?<![\w.,/:])({NUMBER})\s?({UNIT})/({UNIT}|hour|day|week|month|year|person)(?![\w²³^])")
+_TIME = "hour|day|week|month|year|person|dose"
+_RATE = re.compile(rf"(?<![\w.,/:])({NUMBER})\s?({UNIT})/({UNIT}|{_TIME})(?:/(h|hr|{_TIME}))?(?![\w²³^])")
+_AT_LEAST = re.compile(rf"(?<=\d)\+ ?(?!in\b|pt\b|bar\b)({UNIT})(?![\w/²³^'·])(?:\.(?= [a-z]))?")  # 30+ km
 _PERCENT = re.compile(rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER})\s?%?(?:{TO}([-+]?)({NUMBER}))?\s?([%‰])")
 # `"` after a number is written as ″ where it means inches and does not end a quotation.
 _QUOTE = re.compile(r"\"|\n")
@@ -85,7 +87,7 @@ _ARTICLE = re.compile(r"\b(?:an?|the|this|that|his|her|our|my|your) $", re.IGNOR
 _KIND = re.compile(
     r" (?:race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
     r"bucket|jar|box|jug|pot|packet|carton|tub|tin|barrel|keg|line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|"
-    r"beam|monitor|lens|engine|motor|tank|V)s?\b"
+    r"beam|monitor|lens|engine|motor|tank|V|[A-Z]\w{1,15} engine)s?\b"
     r"|(?:(?<=oz)|(?<=oz\.)) cans?\b"
 )
 _CROWD = re.compile(
@@ -314,6 +316,7 @@ def _rate(found: re.Match[str]) -> str:
     name = UNITS[found[2]]
     per = UNITS.get(found[3], found[3])
     number = found[1] if _is_exponent(found, 1) else written(found[1])
+    per += f" per {UNITS.get(found[4], found[4])}" if found[4] else ""  # mg/kg/day
     return f"{number} {name if found[1] == '1' else plural(name)} per {per}"
 
 
@@ -360,6 +363,7 @@ def read_measures(text: str) -> str:
         text = _PERCENT.sub(_percent, text)
     if "'" in text:
         text = _FEET_ALONE.sub(_feet_alone, _FEET.sub(_feet, text))
+    text = _AT_LEAST.sub(lambda found: f" plus {plural(UNITS[found[1]])}", text) if "+" in text else text
     text = _CROWD.sub(" million", _DEGREES.sub("°", _STONE.sub(r"\1 stone ", text)))
     text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))
     return _INCHES.sub(_inches, text).replace("″", '"') if "″" in text else text

@@ -71,7 +71,7 @@ _LETTERED = {
     "SAT": (
         r"the|an|her|his|my|their|your|our|on|tak\w{1,3}|took|retak\w{1,3}|for|digital|preliminary|PSAT|ACT|GRE|"
         r"(?:ACT|GRE|GPA) (?:and|or)",
-        _TESTS,
+        r"(?!(?:alone|around|at|back|beside|by|down|for|here|idle|in|next|on|still|there|through|up|with|quietly)\b)\w{2,}",
     ),
     "ACT": (
         r"the|an|SAT|PSAT|her|his|my|their|your|(?:SAT|GRE) (?:and|or)|took|tak\w{1,3}|for|on",
