@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
 
-    from s1_mini.remote.relay import ClusterEngine
+    from s1_mini.remote.remote_stage import ClusterEngine
     from s1_mini.remote.stage_worker import StageEngine
     from s1_mini.remote.work import Call, Facts, Piece, Work
 
@@ -292,7 +292,7 @@ class Ingress:
         cluster: ClusterSettings,
         stages: Mapping[str, DeploymentHandle],
     ) -> None:
-        from s1_mini.remote.relay import ClusterEngine
+        from s1_mini.remote.remote_stage import ClusterEngine
         from s1_mini.server.app import create_app
         from s1_mini.server.logs import set_up_logging
 

@@ -26,7 +26,7 @@ from s1_mini.exceptions import (
     VoiceUnsupportedError,
 )
 from s1_mini.families.registry import family_of
-from s1_mini.remote.relay import ClusterEngine
+from s1_mini.remote.remote_stage import AHEAD, ClusterEngine
 from s1_mini.remote.stage_worker import StageEngine
 from s1_mini.remote.work import Call, LostError, Piece, Work
 from s1_mini.runtime.loader import load
@@ -84,6 +84,7 @@ class Fault:
     num_left: int = 0
     is_mute: bool = False
     has_lost: bool = False
+    most: int = 0
 
     def set(self, stage: str = "", act: Act | None = None) -> None:
         vars(self).update(vars(Fault(stage, act)))
@@ -172,21 +173,24 @@ def checkpoint(request: pytest.FixtureRequest) -> Path:
     return found
 
 
-def heard(engine: ProductionTTSEngine) -> np.ndarray:
-    """Two sentences, the second with the voice of the first."""
-    return np.concatenate([chunk.audio for chunk in engine.stream(TEXT, **ASKED)])
+def heard(engine: ProductionTTSEngine) -> tuple[np.ndarray, int]:
+    """Audio and number of frames of two sentences, the second with the voice of the first."""
+    chunks = list(engine.stream(TEXT, **ASKED))
+    return np.concatenate([chunk.audio for chunk in chunks]), sum(chunk.frames for chunk in chunks)
 
 
 def test_remote_stages_of_any_family_match_one_engine_when_a_replica_is_lost(checkpoint: Path, shared: Open) -> None:
     parts, fault = shared(checkpoint)
     with ProductionTTSEngine(EngineConfig(checkpoint_path=checkpoint, device="cpu", **SHORT)) as together:
-        expected = heard(together)
-    assert np.array_equal(heard(parts.engine), expected)
+        expected, num_frames = heard(together)
+    audio, again_frames = heard(parts.engine)
+    assert np.array_equal(audio, expected)
+    assert again_frames == num_frames
     for name in family_of(checkpoint).stage_names:
         fault.set(name, be_lost_once)
-        again = heard(parts.engine)
+        again, again_frames = heard(parts.engine)
         assert fault.has_lost
-        assert again.shape == expected.shape
+        assert (again.shape, again_frames) == (expected.shape, num_frames)
         assert np.abs(again - expected).max() < 1e-4  # mel rows of different calls differ in their last bits
     parts.wait_until_idle()
 
@@ -262,6 +266,33 @@ def test_cancelling_a_request_cancels_the_work_of_all_stages(opened: tuple[Apart
     wait_until_left(fault)
     for _ in range(20):  # or before any stage has received it
         parts.engine.stream(TEXT, voice="one", **ASKED).close()  # type: ignore[attr-defined]
+
+
+async def be_counted(fault: Fault, call: Call, work: Work) -> AsyncGenerator[Piece, None]:
+    """Note how many utterances are in progress."""
+    fault.most = max(fault.most, fault.num_calls - fault.num_left)
+    try:
+        async with aclosing(call(work)) as pieces:
+            async for piece in pieces:
+                yield piece
+    finally:
+        fault.num_left += 1
+
+
+def test_a_long_text_has_few_utterances_in_progress_and_is_paused_while_nobody_reads(
+    opened: tuple[Apart, Fault], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s1_mini.core.speech.UNREAD_S", 0.1)
+    parts, fault = opened
+    fault.set("codec", be_counted)
+    listening = parts.engine.stream(TEXT * 12, voice="one", **ASKED)
+    next(listening)
+
+    wait_until(lambda: fault.num_left == fault.num_calls)
+    assert fault.num_calls < 24
+    assert 1 < fault.most <= AHEAD
+    assert list(listening)[-1].finish_reason is not None
+    assert fault.num_calls == 24
 
 
 def test_stopping_fails_requests_in_flight(cascade: Path) -> None:

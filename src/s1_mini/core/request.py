@@ -1,7 +1,7 @@
 """An accepted request, the utterances that its text was split into, and the progress of each utterance.
 
 All times are in seconds, from the same monotonic clock. Once a request is submitted, only the scheduler changes these
-objects; if the stages are remote, `remote/relay.py`.
+objects.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,6 +35,16 @@ class Place:
     ends_part: bool = False  # whether it is the last one of a part that another part follows
 
 
+class Source(Protocol):
+    """Other processes that generate the input of the first stage. Called with the scheduler's lock held."""
+
+    def fetch(self, utterance: Utterance) -> None:
+        """Request the input of an utterance, which goes to `Scheduler.arrive`."""
+
+    def forget(self, utterance: Utterance) -> None:
+        """Cancel an utterance; does nothing if it has not begun or has ended."""
+
+
 @dataclass(eq=False)
 class Utterance:
     """A part of a request's text that is generated as a unit and passes through all stages."""
@@ -48,6 +58,7 @@ class Utterance:
     # The input of the first stage, if another process produces it step by step; None: the input is the prompt.
     arriving: Items | None = None
     has_arrived: bool = True  # whether the input is complete
+    source: Source | None = None  # gets the input once the utterance has a slot; None: it comes by itself
     # For the first of several utterances without a voice: makes its output the voice of the later ones, which are built
     # only after that.
     set_voice: Callable[[Sequence[np.ndarray]], None] | None = None

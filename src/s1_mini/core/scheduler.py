@@ -79,7 +79,7 @@ class Pipeline:
         queue = self.stages[0]
         if self._line.is_empty:
             return 0
-        free = queue.slots.num_free - len(queue.ready)
+        free = queue.slots.num_free - sum(sequence.slot is None for sequence in queue.ready)
         return max(0, free if self.is_behind(0) else free - self._num_over(0))
 
     def _num_over(self, stage: int) -> int:
@@ -127,6 +127,9 @@ class Pipeline:
             self._choose_profile(utterance, now)
             utterance.begin([stage.policy.output for stage in self.stages])
             self.ledger.count_admitted(utterance.request, now)
+            if utterance.source is not None:
+                utterance.sequences[0].slot = self.stages[0].slots.allocate()
+                utterance.source.fetch(utterance)
             self._feed(utterance.sequences[0], utterance.num_given, is_final=utterance.has_arrived)
 
     def _choose_profile(self, utterance: Utterance, now: float) -> None:
@@ -135,12 +138,17 @@ class Pipeline:
         if utterance.request.adapts and profile is not None and begins_longer(rows, now - utterance.due):
             utterance.request.profile = profile
 
-    def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
+    def arrive(
+        self, utterance: Utterance, items: np.ndarray, *, is_final: bool, made: Sequence[np.ndarray] | None
+    ) -> list[Follow]:
         assert utterance.arriving is not None
         utterance.arriving.extend(items)
         utterance.has_arrived |= is_final
         if utterance.sequences and not utterance.request.has_ended:
+            if made is not None:
+                self._continue(utterance, made)
             self._feed(utterance.sequences[0], len(items), is_final=is_final)
+        return self._take_follows()
 
     def report(self, plan: Plan, report: Report) -> list[Follow]:
         queue = self.stages[plan.stage]
@@ -159,6 +167,9 @@ class Pipeline:
         for sequence, _ in flight.owners.values():
             if sequence.request.has_ended and not queue.policy.is_autoregressive:
                 queue.release(sequence)
+        return self._take_follows()
+
+    def _take_follows(self) -> list[Follow]:
         follows, self._follows = self._follows, []
         return follows
 
@@ -238,7 +249,7 @@ class Pipeline:
                 self._end_utterance(utterance)
             else:
                 if sequence.stage + 2 == len(self.stages):
-                    self._continue(utterance)
+                    self._continue(utterance, [each.items.cut(0, each.produced) for each in utterance.sequences[:-1]])
                 self._feed(utterance.sequences[sequence.stage + 1], 0, is_final=True)
         else:
             sequence.next_unit = queue.policy.next_unit(progress)
@@ -249,25 +260,29 @@ class Pipeline:
                 queue.ready.append(sequence)
                 self._wake(queue.index)
 
-    def _continue(self, utterance: Utterance) -> None:
-        """If later utterances wait for the voice of this one, set the voice, then build them."""
+    def _continue(self, utterance: Utterance, made: Sequence[np.ndarray]) -> None:
+        """If later utterances wait for the voice of this one, set the voice, then build them.
+
+        `made` is what the stages before the last have generated.
+        """
         request = utterance.request
         set_voice, utterance.set_voice = utterance.set_voice, None
         if set_voice is not None:
             request.awaits_voice = False
-            items = [sequence.items.cut(0, len(sequence.items)) for sequence in utterance.sequences[:-1]]
-            self._build_later(request, partial(set_voice, items))
+            self._build_later(request, partial(set_voice, made))
 
-    def _build_later(self, request: Request, prepare: Callable[[], None] = lambda: None) -> None:
+    def _build_later(self, request: Request, prepare: Callable[[], None] | None = None) -> None:
         """Once the lock is released, `prepare` will be called and a request's next utterances will be built."""
-        builds = request.take_later(MAX_QUEUED - self._line.num_waiting(request))
+        ahead = self.stages[0].policy.ahead - len(request.utterances)
+        builds = request.take_later(min(MAX_QUEUED - self._line.num_waiting(request), ahead))
 
         def work() -> None:
             if not request.has_ended:
-                prepare()
+                if prepare is not None:
+                    prepare()
                 self._extend(request, [later.build() for later in builds])
 
-        if builds:
+        if builds or prepare is not None:
             self._follows.append(Follow(request, work))
 
     def _end_utterance(self, utterance: Utterance) -> None:
@@ -280,6 +295,7 @@ class Pipeline:
         utterance.sequences = []  # they refer to the utterance
         if request.has_more:
             request.speech.end_utterance(now, was_cut=utterance.was_cut, ends_part=utterance.place.ends_part)
+            self._build_later(request)
             self._wake(len(self.stages) - 1)
         else:
             request.speech.finish(request.finish_reason, now, request.timing, was_cut=utterance.was_cut)
@@ -293,6 +309,8 @@ class Pipeline:
         try:
             self._line.remove(request)
             for utterance in request.utterances:
+                if utterance.source is not None:
+                    utterance.source.forget(utterance)
                 for sequence in utterance.sequences:
                     self.stages[sequence.stage].drop(sequence)
                 if utterance.sequences:
@@ -495,9 +513,15 @@ class Scheduler:
                 self.line.extend(request, utterances)
                 self._wake(0)
 
-    def arrive(self, utterance: Utterance, items: np.ndarray, *, is_final: bool) -> None:
+    def arrive(
+        self, utterance: Utterance, items: np.ndarray, *, is_final: bool, made: Sequence[np.ndarray] | None = None
+    ) -> list[Follow]:
+        """Add input of an utterance that another process generates; return work to be done without the lock.
+
+        `made` is what the stages before the last have generated for the utterance, once it is complete.
+        """
         with self._lock:
-            self._pipeline.arrive(utterance, items, is_final=is_final)
+            return self._pipeline.arrive(utterance, items, is_final=is_final, made=made)
 
     def open_stream(self, utterance: Utterance, prompt: PromptTokens, max_steps: int) -> None:
         """Queue the only utterance of a request whose text is still being written. Raises `QueueFullError`."""

@@ -252,7 +252,7 @@ class AudioOutput:
 
     def push(self, wave: np.ndarray, items: int, now: float, scores: np.ndarray | None = None) -> None:
         """Send the audio of `items` items of the last stage's input, with their attention scores if given."""
-        ready = self._joiner.push(wave)
+        ready = self._joiner.push(wave.reshape(-1))
         if scores is not None:
             self._has_scores = True
             self._scored.append((scores, np.array(wave, np.float32)))

@@ -75,6 +75,7 @@ class StagePolicy:
     stops: bool = False  # whether units end by themselves; a unit at its step limit then means that speech was cut
     is_remote: bool = False  # whether the stage runs in another process, which needs `Plan.drops`
     helped_size: int = 0  # the first stage's thread may run this stage's units up to this size, for first audio
+    ahead: int = NEVER  # limit of the utterances of one request that are queued or in progress; only of a first stage
     items_a_turn: int = 0  # limit per turn of a thread with several stages; at least one call is made
     prefill_positions: int = 256  # limit of prefilled positions per plan, for all units together
     max_prefills: int = 4  # limit of prefills per plan, because each has a fixed cost

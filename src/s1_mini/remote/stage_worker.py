@@ -79,7 +79,6 @@ class Begun:
     utterance: Utterance
     queue: OutputQueue
     made: list[np.ndarray] | None = None  # output of the previous stages, once complete
-    was_cut: bool = False  # a stage reached its step limit
     failure: S1MiniError | None = None  # error of a stage
 
 
@@ -182,7 +181,7 @@ class StageEngine:
 
     async def _feed(self, previous: Call, begun: Begun, work: Work) -> None:
         async for piece in receive(previous, work, self._names[self.index - 1], self.policy.input):
-            begun.was_cut |= piece.was_cut
+            begun.utterance.request.was_cut |= piece.was_cut
             if piece.made is not None:
                 begun.made = [*piece.made]
             self.core.scheduler.arrive(begun.utterance, piece.items, is_final=piece.is_last)
@@ -199,22 +198,21 @@ class StageEngine:
         next_stage = None if self._is_last else StageSpec(self._policies[self.index + 1], work)
         parts: list[np.ndarray] = []
         own: list[np.ndarray] = []
-        count = consumed = 0
+        count = 0
         needed = 0 if next_stage is None else next_stage.after(0)
         async for chunk in begun.queue:
             parts.append(chunk.audio)
-            count, consumed = count + len(chunk.audio), consumed + chunk.frames
+            count += len(chunk.audio)
             is_last = chunk.finish_reason is not None
             if count < needed and not is_last:
                 continue
             items = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            was_cut = is_last and (begun.was_cut or chunk.finish_reason == "length")
             made = None
             if work.keeps:
                 own.append(items)
                 made = self._made(begun, own, is_last=is_last)
-            yield Piece(items, consumed, is_last, was_cut, made)
-            parts, consumed = [], 0
+            yield Piece(items, is_last, chunk.finish_reason == "length", made)
+            parts = []
             if next_stage is not None and not is_last:
                 needed = next_stage.after(count)
 

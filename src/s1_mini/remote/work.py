@@ -51,7 +51,6 @@ class Piece:
     """Items [n, *shape] of the output of a stage, in order."""
 
     items: np.ndarray
-    consumed: int = 0  # number of items that were consumed from the previous stage
     is_last: bool = False
     was_cut: bool = False  # in the last piece: a stage reached its step limit before the end
     made: Sequence[np.ndarray] | None = None  # complete output of all stages so far, without audio

@@ -13,16 +13,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
 from s1_mini.byte_cache import ByteCache
-from s1_mini.core.ledger import RequestTracker
 from s1_mini.core.messages import Plan, Report, Saved
 from s1_mini.core.request import Request, Utterance
 from s1_mini.core.scheduler import NONE, Scheduler
 from s1_mini.core.stage import StagePolicy
+from s1_mini.core.stage_queue import Slots
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import EngineError, EngineNotReadyError
 from s1_mini.runtime.runner import StageRunner, as_error, attempt
@@ -45,62 +45,6 @@ class Threads:
     stages: Mapping[str, Sequence[int]]  # the stages of each thread, by the thread's name
     helps: bool = False  # whether the first thread generates first audio while the last stage's thread is busy
     enter: Callable[[int], None] = lambda _: None  # each thread calls it at its start, with its first stage or NONE
-
-
-class SlotCounts(Protocol):
-    """The slots of the first stage."""
-
-    count: int
-
-    @property
-    def num_free(self) -> int: ...
-
-
-class Core(Protocol):
-    """Runs requests through the stages of a family, in this process or in others."""
-
-    line: WaitingLine
-    prefixes: ByteCache[Saved]
-    ledger: RequestTracker  # the accepted requests that have not ended, and the metrics
-
-    def start(self) -> None: ...
-
-    def watch(self) -> None:
-        """Start the watchdog, which ends all requests if a thread hangs."""
-
-    def submit(self, request: Request) -> None:
-        """Accept a request, whose utterances `open` adds. Never waits.
-
-        Raises `EngineError` if a thread has failed. A request after `stop` ends with `EngineNotReadyError`.
-        """
-
-    def open(self, request: Request, utterances: list[Utterance]) -> None:
-        """Queue the utterances of a submitted request; a request without any ends. Raises `QueueFullError`."""
-
-    def refuse(self, request: Request, error: BaseException) -> None:
-        """End a request that cannot be queued. It is not counted in the metrics."""
-
-    def cancel(self, request: Request) -> None:
-        """Cancel a request; does nothing if it has ended."""
-
-    def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
-        """Run a task in steps that each end at a `yield`, between plans or in its own thread; return its future.
-
-        Raises the errors of `submit`.
-        """
-
-    def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
-        """Accept no more requests. If `drains`, finish the accepted requests, for at most `timeout_s` seconds.
-
-        Requests that are not finished then end with `EngineNotReadyError`.
-        """
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether all threads run and none hangs."""
-
-    @property
-    def slots(self) -> SlotCounts: ...
 
 
 class StageWorker:
@@ -233,8 +177,8 @@ class Watchdog:
                     return
 
 
-class EngineCore(Core):
-    """A core whose stages run in this process."""
+class EngineCore:
+    """Runs requests through the stages of a chain."""
 
     def __init__(
         self,
@@ -249,7 +193,8 @@ class EngineCore(Core):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = Scheduler(policies, line, prefixes, threads=list(threads.stages.values()), clock=clock)
-        self.line, self.prefixes, self.ledger = line, prefixes, self.scheduler.ledger
+        self.line, self.prefixes = line, prefixes
+        self.ledger = self.scheduler.ledger  # the accepted requests that have not ended, and the metrics
         self.runners = [StageRunner(stage, self._free_memory) for stage in stages]
         self.failure: BaseException | None = None  # error of the first thread that died or hung
         self._clears_memory = clears_memory and any(stage.device.type == "cuda" for stage in stages)
@@ -278,9 +223,14 @@ class EngineCore(Core):
             worker.thread.start()
 
     def watch(self) -> None:
+        """Start the watchdog, which ends all requests if a thread hangs."""
         self._watchdog.start()
 
     def submit(self, request: Request) -> None:
+        """Accept a request, whose utterances `open` adds. Never waits.
+
+        Raises `EngineError` if a thread has failed. A request after `stop` ends with `EngineNotReadyError`.
+        """
         self._check()
         self.scheduler.submit(request)
 
@@ -294,12 +244,20 @@ class EngineCore(Core):
         self.scheduler.cancel(request)
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
+        """Run a task in steps that each end at a `yield`, between plans or in its own thread; return its future.
+
+        Raises the errors of `submit`.
+        """
         self._check()
         future = self._tasks.submit(make)
         self.scheduler.wake(self._task_stage)
         return future
 
     def stop(self, *, drains: bool = True, timeout_s: float | None = None) -> None:
+        """Accept no more requests. If `drains`, finish the accepted requests, for at most `timeout_s` seconds.
+
+        Requests that are not finished then end with `EngineNotReadyError`.
+        """
         self.scheduler.close(drains=drains and self.failure is None)
         if not self._over.wait(timeout_s):
             self.scheduler.close(drains=False)
@@ -309,10 +267,11 @@ class EngineCore(Core):
 
     @property
     def is_alive(self) -> bool:
+        """Whether all threads run and none hangs."""
         return self.failure is None and all(worker.thread.is_alive() for worker in self.workers)
 
     @property
-    def slots(self) -> SlotCounts:
+    def slots(self) -> Slots:
         return self.scheduler.stages[0].slots
 
     def _check(self) -> None:

@@ -21,7 +21,7 @@ from s1_mini.core.request import Request
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.base import Description
 from s1_mini.metrics import MetricFamily, gpu_memory
-from s1_mini.runtime.engine_core import Core
+from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.fair_pool import FairPool
 from s1_mini.runtime.finishing import Finishing, MarkupFinishing, PartFinish
 from s1_mini.runtime.loader import LoadedCheckpoint
@@ -324,7 +324,7 @@ class Preparation:
         del self._request, self._running  # the consumer's output keeps this object
 
 
-def _report(core: Core, accepted: Request, work: Future[None]) -> None:
+def _report(core: EngineCore, accepted: Request, work: Future[None]) -> None:
     if not work.cancelled() and (error := work.exception()) is not None:
         core.refuse(accepted, error)
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from s1_mini.alignment.words import Aligner
 from s1_mini.byte_cache import ByteCache
 from s1_mini.config import EngineConfig
+from s1_mini.core.items import Items
 from s1_mini.core.output_queue import OutputQueue
 from s1_mini.core.prompt import PromptTokens
-from s1_mini.core.request import MAX_QUEUED, Later, Place, Request, Utterance
+from s1_mini.core.request import MAX_QUEUED, Later, Place, Request, Source, Utterance
 from s1_mini.core.scheduler import NONE
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.waiting_line import WaitingLine
@@ -29,7 +30,7 @@ from s1_mini.families.base import PLAIN, PromptOptions, StageChain, TextStreamMo
 from s1_mini.metrics import EngineMetrics, MetricFamily
 from s1_mini.runtime.ahead import AheadCompiler
 from s1_mini.runtime.arriving import ArrivingUtterance, check_rest
-from s1_mini.runtime.engine_core import Core, EngineCore, Threads
+from s1_mini.runtime.engine_core import EngineCore, Threads
 from s1_mini.runtime.graphs import references_stream
 from s1_mini.runtime.loader import LoadedCheckpoint
 from s1_mini.runtime.process import num_cores
@@ -75,32 +76,36 @@ class SpokenPart(NamedTuple):
 class Backend(NamedTuple):
     """The running stages of a checkpoint."""
 
-    core: Core
+    core: EngineCore
     chain: StageChain
+    slots: int
     positions: int  # maximum length of an utterance
+    source: Source | None = None  # other processes with all stages of the chain
 
 
 def open_here(speaker: LoadedCheckpoint, config: EngineConfig) -> Backend:
     """Return a backend with all stages in this process. Raises `ConfigurationError` if there is too little memory."""
     slots, positions, prefix_bytes = measure_slots(speaker, config)
     chain = speaker.loaded.chain(slots, positions)
-    return Backend(make_core(chain, speaker, config, prefix_bytes), chain, positions)
+    return Backend(make_core(chain, speaker, config, prefix_bytes), chain, chain.policies[0].slots, positions)
 
 
-def make_core(chain: StageChain, speaker: LoadedCheckpoint, config: EngineConfig, prefix_bytes: int) -> EngineCore:
+def make_core(
+    chain: StageChain,
+    speaker: LoadedCheckpoint,
+    config: EngineConfig,
+    prefix_bytes: int,
+    threads: Threads | None = None,
+) -> EngineCore:
     return EngineCore(
         chain.policies,
         chain.stages,
-        make_line(config),
+        WaitingLine(config.max_queue_size, batch_timeout_ms=config.batch_timeout_ms, grouping=config.batch_grouping),
         ByteCache(prefix_bytes, config.kv_cache_size),
-        choose_threads(chain, speaker.loaded.num_bytes),
+        threads or choose_threads(chain, speaker.loaded.num_bytes),
         clears_memory=config.vram_clear_on_oom,
         stuck_after_s=config.stuck_after_s,
     )
-
-
-def make_line(config: EngineConfig) -> WaitingLine:
-    return WaitingLine(config.max_queue_size, batch_timeout_ms=config.batch_timeout_ms, grouping=config.batch_grouping)
 
 
 def open_references(form: VoiceFormat, config: EngineConfig) -> ReferenceCache:
@@ -126,7 +131,7 @@ class Synthesizer:
         open_backend: Callable[[LoadedCheckpoint, EngineConfig], Backend] = open_here,
     ) -> None:
         self._speaker, self._loaded = speaker, speaker.loaded
-        self.core, self._chain, self.positions = open_backend(speaker, config)
+        self.core, self._chain, self.num_slots, self.positions, self._source = open_backend(speaker, config)
         self._max_text_length = config.max_text_length
         self.references = open_references(speaker.description.voice, config)
         self._numbers = itertools.count()
@@ -150,8 +155,8 @@ class Synthesizer:
     def encode(self, wave: Tensor, check: Check | None = None) -> Tensors:
         """Encode one reference wave [samples] to the tensors of a voice. The first call loads the encoder.
 
-        Raises the errors of `Core.do` and, from the encoder, `CapacityError` or `CheckpointError`; `CancelledError` if
-        `check` is cancelled.
+        Raises the errors of `EngineCore.do` and, from the encoder, `CapacityError` or `CheckpointError`;
+        `CancelledError` if `check` is cancelled.
         """
 
         def condition() -> Steps[Tensors]:
@@ -176,7 +181,7 @@ class Synthesizer:
         flow: tuple[str, str] = ("", ""),
         word_times: bool = False,
     ) -> Request:
-        """Accept a request whose audio goes to `queue`; `begin`, `begin_stream` or `Core.refuse` must follow.
+        """Accept a request whose audio goes to `queue`; `begin`, `begin_stream` or `EngineCore.refuse` must follow.
 
         `deadline` is a time of `time.monotonic`. `flow` has the client and the group, for fair turns in the queue.
         Never waits. The queue may raise `EngineError`, such as `GenerationError` or `RequestTimeoutError`.
@@ -194,7 +199,7 @@ class Synthesizer:
 
         The prompts of later utterances are built shortly before their turn; the first utterance without a voice makes
         the voice of the later ones. Raises `RequestError` or `CapacityError` for a prompt that cannot be built, and the
-        errors of `Core.open`.
+        errors of `Scheduler.open`.
         """
         own: list[Voice] = []
         num_own = sum(len(part.pieces) for part in parts if not part.voices) if len(self._chain.stages) > 1 else 0
@@ -235,7 +240,7 @@ class Synthesizer:
 
         `read` normalizes a sentence; None: the text stays as it is. The queue may raise `RequestError` for the text.
         """
-        if not isinstance(self.core, EngineCore):
+        if self._source is not None:
             raise ParameterError(
                 "text", "is a TextStream, which is not supported while stages run in other processes; give a str"
             )
@@ -283,28 +288,28 @@ class Synthesizer:
         return self._chain.aligner
 
     @property
-    def num_slots(self) -> int:
-        return self.core.slots.count
+    def _num_taken(self) -> int:
+        """Number of taken slots; if stages have several replicas, it may exceed `num_slots`."""
+        return self.core.slots.count - self.core.slots.num_free
 
     def describe(self) -> dict[str, Any]:
-        core, slots = self.core, self.core.slots
+        core, num_free = self.core, max(0, self.num_slots - self._num_taken)
         return {
             "queue": asdict(core.line.stats) | {"max_size": core.line.max_size},
-            "slots": {"free": slots.num_free, "total": slots.count, "columns": self.positions},
+            "slots": {"free": num_free, "total": self.num_slots, "columns": self.positions},
             "requests": len(core.ledger),
             "prefix_cache": asdict(core.prefixes.stats),
             "reference_cache": asdict(self.references.stats),
         }
 
     def families(self) -> Iterator[MetricFamily]:
-        queue, slots = self.core.line.stats, self.core.slots
+        queue, num_taken = self.core.line.stats, self._num_taken
         yield MetricFamily("queue_waiting", "gauge", "Requests waiting for a slot", queue.waiting)
         yield MetricFamily(
             "queue_refused_total", "counter", "Requests rejected because the queue was full", queue.refused
         )
-        yield MetricFamily(
-            "slots", "gauge", "Slots", {"taken": slots.count - slots.num_free, "free": slots.num_free}, "state"
-        )
+        slots: dict[str, float] = {"taken": num_taken, "free": max(0, self.num_slots - num_taken)}
+        yield MetricFamily("slots", "gauge", "Slots", slots, "state")
         stats = {"prefix": self.core.prefixes.stats, "reference": self.references.stats}
         for name, kind, description in CACHE_FAMILIES:
             figures = {cache: float(getattr(values, name)) for cache, values in stats.items()}
@@ -317,7 +322,11 @@ class Synthesizer:
         prompt = make_prompt()
         room = self._room(prompt)
         check_rest(prompt.num_after, room)
-        return Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room), place)
+        utterance = Utterance(request, index, prompt, min(request.sampling.max_new_tokens, room), place)
+        if self._source is not None:
+            utterance.source, utterance.has_arrived = self._source, False
+            utterance.arriving = Items(self.core.scheduler.stages[0].policy.input)
+        return utterance
 
     def _with_own_voice(self, build: Callable[[], Utterance], own: list[Voice], text: str) -> Utterance:
         """Build an utterance whose output becomes the voice `own` of later ones."""
