@@ -476,8 +476,8 @@ def test_a_request_whose_text_is_read_before_its_submission_returns_is_spoken(
 ) -> None:
     plain = FairPool.submit
 
-    def submit(pool: FairPool, work: Callable[[Check], None], client: str = "") -> Future[None]:
-        future = plain(pool, work, client)
+    def submit(pool: FairPool, work: Callable[[Check], None], client: str = "", **options: Any) -> Future[None]:
+        future = plain(pool, work, client, **options)
         wait([future])
         return future
 

@@ -113,7 +113,7 @@ class FairPool:
 
     def _run(self) -> None:
         while (next_one := self._next()) is not None:
-            future, work, *_ = next_one
+            future, work = next_one.future, next_one.work
             started = time.monotonic()
             try:
                 result = work(Check(future))
