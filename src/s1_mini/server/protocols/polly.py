@@ -10,7 +10,6 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -32,7 +31,7 @@ from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import record_of
 from s1_mini.server.routes import ready_engine
 from s1_mini.server.schemas import SpeechRequest
-from s1_mini.server.speech import AudioResponse, Times, respond, speak_to_client
+from s1_mini.server.speech import Times, respond, speak_to_client
 from s1_mini.server.state import state_of
 from s1_mini.server.voice_names import POLLY_VOICES, own_voice
 from s1_mini.text.split import sentence_spans
@@ -311,41 +310,26 @@ async def synthesize_speech(request: Request) -> Response:
     body, state = await read_json(request, PollyBody), state_of(request)
     try:
         output, rate = output_of(body.OutputFormat, body.SampleRate, body.SpeechMarkTypes)
-        options = _text_type(body) | {"sample_rate": rate, "voice": await own_voice(state, body.VoiceId, POLLY_VOICES)}
+        kinds, has_marks = {*body.SpeechMarkTypes}, body.OutputFormat == "json"
+        if body.TextType == "text" and "ssml" in kinds:
+            reason = "ssml needs TextType ssml; plain text has no <mark>"
+            raise SsmlMarksNotSupportedForTextTypeError("SpeechMarkTypes", reason)
+        options: dict[str, Any] = {"sample_rate": rate, "voice": await own_voice(state, body.VoiceId, POLLY_VOICES)}
         if body.LexiconNames:
             options["lexicon"] = await asyncio.to_thread(state.lexicons.merged, body.LexiconNames)
-        tts_request = TTSRequest.of(body.Text, on_unsupported="skip", seed=SEED, **options)
-        if body.OutputFormat == "json":
-            speech = await _marked(request, body, tts_request)
-            found, seconds = speech.take_times(), speech.audio_seconds
-            arguments = body.Text, body.TextType, body.SpeechMarkTypes, found, seconds
+        # marks of sentences are estimated if the checkpoint reports no times
+        options["word_times"] = has_marks and (state.engine.has_word_times or kinds != {"sentence"})
+        options |= {"text_type": body.TextType, "on_unsupported": "skip", "seed": SEED}
+        speech_request = SpeechRequest(TTSRequest.of(body.Text, **options), output.audio_format, streams=not has_marks)
+        speech = await speak_to_client(request, state.engine, speech_request)
+        if has_marks:
+            arguments = body.Text, body.TextType, body.SpeechMarkTypes, speech.take_times(), speech.audio_seconds
             response = Response(await asyncio.to_thread(speech_marks, *arguments))
         else:
-            speech_request = SpeechRequest(tts_request, output.audio_format, streams=True)
-            response = respond(await speak_to_client(request, state.engine, speech_request))
+            response = respond(speech)
     except RequestError as error:
         raise renamed(error, FIELDS) from None
     response.headers["Content-Type"] = output.content_type
     response.headers["x-amzn-RequestCharacters"] = str(len(body.Text))
     response.headers["x-amzn-RequestId"] = record_of(request).id
     return response
-
-
-def _text_type(body: PollyBody) -> dict[str, Any]:
-    """Return the options for `TextType`. Raises `InvalidError`."""
-    if body.TextType == "text" and "ssml" in body.SpeechMarkTypes:
-        reason = "ssml needs TextType ssml; plain text has no <mark>"
-        raise SsmlMarksNotSupportedForTextTypeError("SpeechMarkTypes", reason)
-    return {"text_type": body.TextType}
-
-
-async def _marked(request: Request, body: PollyBody, tts_request: TTSRequest) -> AudioResponse:
-    """Speak with word times, or without if the checkpoint reports none and only sentence marks are requested."""
-    engine = state_of(request).engine
-    try:
-        timed = replace(tts_request, word_times=True)
-        return await speak_to_client(request, engine, SpeechRequest(timed, "pcm"))
-    except RequestError as error:
-        if error.field != "word_times" or {"word", "ssml"} & set(body.SpeechMarkTypes):
-            raise
-    return await speak_to_client(request, engine, SpeechRequest(tts_request, "pcm"))
