@@ -211,24 +211,6 @@ def test_long_text_is_cut_outside_the_event_loop(port: int, monkeypatch: pytest.
     assert threads[0].startswith("s1-mini-server")
 
 
-def test_the_work_on_a_text_in_tiny_chunks_is_in_proportion_to_its_length(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_at = 0
-
-    def cut(text: str) -> tuple[str, str]:
-        nonlocal looked_at
-        looked_at += len(text)
-        return cut_arriving(text)
-
-    monkeypatch.setattr(text_input, "cut_arriving", cut)
-    text = "- - " * 75  # has nothing to speak
-    chunks = map(SynthesizeChunk, [*text, *[""] * len(text)])
-    exchange(port, SynthesizeStart(), *chunks, SynthesizeStop(), Ping(), end=Pong)
-
-    assert looked_at < 50 * len(text)
-
-
 @pytest.mark.parametrize("pieces", [[], ["", " \n"], ["..."]])
 def test_a_stream_without_anything_to_speak_only_stops(port: int, pieces: list[str]) -> None:
     sent = [SynthesizeStart(), *map(SynthesizeChunk, pieces), SynthesizeStop(), Ping("alive")]
