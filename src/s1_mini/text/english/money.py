@@ -69,6 +69,10 @@ _MIL = re.compile(r"([$£€] ?\d[\d.,]{0,12}+ ?)mil\b(?:\.(?= [a-z]))?")
 _MIXED = re.compile(rf"({_SIGN})(\d{{1,4}})[ –-](\d/\d\d?) ((?:m|b|tr)illion|thousand)\b")  # $1-1/2 million
 _LAKHS = re.compile(r"(?:(?<=₹)|(?<=₹ )|(?<=\bRs )|(?<=\bRs\. ))\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")
 _RAND = re.compile(r"(?<![\w.,$])R ?(\d{1,3}(?:[, ]\d{3})++(?!\d)|\d[\d.]{0,8}+(?= ?(?:million|billion|trillion)\b))")
+_PRICED = re.compile(
+    r" (?:bill|bond|budget|coin|contract|deal|fine|grant|home|house|lawsuit|loan|mansion|note|project|ransom|tip|"
+    r"settlement|voucher)s?\b"
+)
 _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
 
 
@@ -106,7 +110,7 @@ def _per(unit: str | None) -> str:
 
 def is_adjective(found: re.Match[str]) -> bool:
     """Return whether the words around an amount make it an adjective, as in "a five dollar bill"."""
-    if re.match(r" (?:bills?|notes?|coins?|vouchers?|tips?)\b", text_after(found, 12)):
+    if _PRICED.match(text_after(found, 14)):
         return True
     follows_article = re.search(r"(?:^|\W)an? $", text_before(found, 4).lower()) is not None
     return follows_article and re.match(r" [a-z]", text_after(found, 2)) is not None
@@ -134,6 +138,7 @@ def _money_after(found: re.Match[str]) -> str:
 
 
 def read_money(text: str) -> str:
+    text = re.sub(r"(?<!\w)\$(US|CA|AU|NZ) ?(?=\d)", r"\1$", text)
     text = _LAKHS.sub(lambda found: found.group().replace(",", ""), _FOREIGN_SUM.sub(_foreign, text))
     text = _RAND.sub(lambda found: f"ZAR {found[1].replace(' ', '')}", text)
     text = _MIXED.sub(lambda found: f"{found[2]} {found[3]} {found[4]} {_SIGNED[found[1]][1]}", text)
