@@ -126,6 +126,17 @@ def test_the_time_by_which_the_supervisor_is_late_is_not_the_childs_silence(monk
     assert child.verdict == ""
 
 
+def test_an_error_of_a_health_check_reaches_the_supervisor() -> None:
+    class Broken(Supervised):
+        async def check_health(self) -> None:
+            raise ConnectionError("the proxy is down")
+
+    child = Broken([sys.executable, "-c", "import time; time.sleep(600)"], None, name="test", start_s=60, silent_s=60)
+    with pytest.raises(ConnectionError):
+        asyncio.run(child.keep())
+    child.kill()
+
+
 class Answering:
     """A replica that counts what it is asked, and answers when it may."""
 

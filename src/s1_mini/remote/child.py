@@ -268,8 +268,11 @@ class Supervised(Child):
     async def _run_once(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         self.before_start()
-        with suppress(OSError):
+        try:
             self.launch()
+        except OSError:  # `verdict` has the reason
+            pass
+        else:
             await self._watch_over()
         self.num_failed = self.num_failed + 1 if self.has_failed else 0
         self.is_ready = False
