@@ -199,8 +199,8 @@ def test_a_saved_prefix_matches_one_just_computed(tmp_path: Path) -> None:
     model.prefill(state, 0, tokens[:, :shared])
     model.prefill(state, 0, tokens[:, shared:-1], shared)
 
-    prefix = model.save(state, 0, shared)
-    model.load(state, 1, prefix, writes := Writes(model.device))
+    prefix = state.save(0, shared)
+    state.cache.load(1, prefix.state, writes := Writes(model.device))
     writes.run()
     model.prefill(state, 1, tokens[:, shared:-1], shared)
 

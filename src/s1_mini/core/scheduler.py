@@ -27,6 +27,7 @@ from s1_mini.core.stage_queue import Owners, StageQueue
 from s1_mini.core.turns import SlotShares
 from s1_mini.core.waiting_line import WaitingLine
 from s1_mini.exceptions import EngineNotReadyError, GenerationError, RequestTimeoutError, S1MiniError, TextIdleError
+from s1_mini.types import ChunkProfile
 
 logger = logging.getLogger(__name__)
 
@@ -124,19 +125,13 @@ class Pipeline:
         """Admit waiting utterances to the first stage, at most as many as it has free slots."""
         for utterance in self._line.take(self.num_free, now, is_behind=self.is_behind(0)):
             self._build_later(utterance.request)
-            self._choose_profile(utterance, now)
+            _choose_profile(utterance, self.stages[0], self.stages[-1].policy.loaded_profile, now)
             utterance.begin([stage.policy.output for stage in self.stages])
             self.ledger.count_admitted(utterance.request, now)
             if utterance.source is not None:
                 utterance.sequences[0].slot = self.stages[0].slots.allocate()
                 utterance.source.fetch(utterance)
             self._feed(utterance.sequences[0], utterance.num_given, is_final=utterance.has_arrived)
-
-    def _choose_profile(self, utterance: Utterance, now: float) -> None:
-        profile, queue = self.stages[-1].policy.loaded_profile, self.stages[0]
-        rows = queue.slots.count - queue.slots.num_free + len(queue.ready)
-        if utterance.request.adapts and profile is not None and begins_longer(rows, now - utterance.due):
-            utterance.request.profile = profile
 
     def arrive(
         self, utterance: Utterance, items: np.ndarray, *, is_final: bool, made: Sequence[np.ndarray] | None
@@ -321,6 +316,12 @@ class Pipeline:
             self.ledger.end(request, error, reason, self._clock())
             request.release()
             self._on_end()
+
+
+def _choose_profile(utterance: Utterance, first: StageQueue, loaded: ChunkProfile | None, now: float) -> None:
+    rows = first.slots.count - first.slots.num_free + len(first.ready)
+    if utterance.request.adapts and loaded is not None and begins_longer(rows, now - utterance.due):
+        utterance.request.profile = loaded
 
 
 class Scheduler:

@@ -66,7 +66,7 @@ def check(model: FrameModel[Any], weights: Weights, step_of: Callable[..., Step]
     keys and values of the backbone are compared, with a larger tolerance.
     """
     generator = np.random.default_rng(0)
-    is_quantized = any(weight.dtype == torch.int8 for weight in model.weights())
+    is_quantized = any(weight.dtype == torch.int8 for weight in model.network.parameters())
     for _ in range(CHECKS):
         tokens = generator.integers(0, weights.num_codes, model.num_codebooks + 1)
         tokens[0] = weights.with_codes[0]

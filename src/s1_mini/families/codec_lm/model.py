@@ -6,7 +6,7 @@ Shapes: B slots, S positions, K codebooks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from s1_mini.exceptions import CapacityError
 from s1_mini.families.codec_lm.network import FrameNetwork, Pairs
 from s1_mini.kernels.backend import batch_invariance
 from s1_mini.kernels.common_attention import CommonPrefixes, allocate_common
-from s1_mini.kernels.decode_attention import reads_common, used_positions
+from s1_mini.kernels.decode_attention import used_positions
 from s1_mini.kernels.head_scores import KeptHead
 from s1_mini.kernels.linear import branch_sum
 from s1_mini.kernels.positions import Embedding, embed, embed_positions
@@ -58,6 +58,10 @@ class FrameState:
     @property
     def max_positions(self) -> int:
         return self.cache.keys.shape[3] - 1
+
+    def save(self, slot: int, positions: int) -> Saved:
+        saved = self.cache.save(slot, positions)
+        return Saved(saved, positions, sum(part.numel() * part.element_size() for part in saved))
 
 
 State = TypeVar("State", bound=FrameState)
@@ -95,9 +99,6 @@ class FrameModel(Generic[State]):
         for module in network.modules():
             if isinstance(module, FeedForward):
                 module.merge()
-
-    def weights(self) -> Iterator[Tensor]:
-        return self.network.parameters()
 
     def check_length(self, prompt: PromptTokens) -> PromptTokens:
         """Return a prompt. Raises `CapacityError` if it leaves no position for speech."""
@@ -149,11 +150,6 @@ class FrameModel(Generic[State]):
             "kept": [KeptHead(each.layer, each.head, self._zeros(*shape, dtype=torch.float32)) for each in heads],
         }
 
-    def may_share(self, rows: int, span: int) -> bool:
-        """Return whether a step of this many rows would read the prefixes in `FrameState.common` once."""
-        with batch_invariance(self.batch_invariant):
-            return reads_common(rows, self.config.backbone.num_kv_heads, span)
-
     def prefill(self, state: State, slot: int, tokens: Tensor, start: int = 0) -> None:
         """Prefill prompt tokens [K + 1, n] in `slot`, from position `start` on."""
         count = tokens.shape[1]
@@ -186,13 +182,6 @@ class FrameModel(Generic[State]):
     def _condition(self, state: State, x: Tensor, tokens: Tensor, slots: Tensor) -> Tensor:  # noqa: ARG002
         """Return the embeddings x [N, dim] of prompt `tokens` [N, K + 1], plus vectors of their `slots` [N], if any."""
         return x
-
-    def save(self, state: State, slot: int, positions: int) -> Saved:
-        saved = state.cache.save(slot, positions)
-        return Saved(saved, positions, sum(part.numel() * part.element_size() for part in saved))
-
-    def load(self, state: State, slot: int, saved: Saved, writes: Writes) -> None:
-        state.cache.load(slot, saved.state, writes)
 
     def begin(
         self, state: State, slots: Sequence[int], tokens: np.ndarray, positions: Sequence[int], writes: Writes

@@ -21,6 +21,8 @@ from torch import Tensor
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Begin, Feed, Prefill, Saved, StepResult
 from s1_mini.families.codec_lm.model import FrameModel, SamplingTensors
+from s1_mini.kernels.backend import batch_invariance
+from s1_mini.kernels.decode_attention import reads_common
 from s1_mini.layers.staging import Writes
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
@@ -79,7 +81,7 @@ class LanguageModel(Stage):
 
     def compilable(self) -> Compilable | None:
         model = self._model
-        if not model.compiled_by or not can_compile(model, model.weights()):
+        if not model.compiled_by or not can_compile(model, model.network.parameters()):
             return None
 
         from s1_mini.families.codec_lm import compiled  # importing numba takes a moment
@@ -172,7 +174,7 @@ class LanguageModel(Stage):
 
     def save(self, slot: int, positions: int) -> Saved:
         self._writes.run()
-        saved = self._model.save(self.state, slot, positions)
+        saved = self.state.save(slot, positions)
         self._hold(slot, saved)
         return saved._replace(state=_Prefix(saved, self._is_compiled(slot)))
 
@@ -180,12 +182,12 @@ class LanguageModel(Stage):
         prefix: _Prefix = saved.state
         is_compiled = self._is_compiled(slot)
         if prefix.is_compiled == is_compiled:
-            self._model.load(self.state, slot, prefix.saved, self._writes)
+            self.state.cache.load(slot, prefix.saved.state, self._writes)
             self._hold(slot, prefix.saved)
             return
         self.prefill([Prefill(slot, 0, saved.positions)])  # compiled and eager code round differently
         if is_compiled:  # like all later utterances
-            prefix.saved, prefix.is_compiled = self._model.save(self.state, slot, saved.positions), True
+            prefix.saved, prefix.is_compiled = self.state.save(slot, saved.positions), True
 
     def replay(self, rows: int) -> bool:
         """Launch a captured frame of the first slots without reading it. Return whether graphs exist."""
@@ -211,7 +213,11 @@ class LanguageModel(Stage):
         return rows, self._shared is not None and self._may_share(rows, span) and self._shared.write(rows)
 
     def _may_share(self, rows: int, span: int) -> bool:
-        return self._shared is not None and self.shares_prefixes and self._model.may_share(rows, span)
+        """Return whether a step of this many rows would read the prefixes in `FrameState.common` once."""
+        if self._shared is None or not self.shares_prefixes:
+            return False
+        with batch_invariance(self._model.batch_invariant):
+            return reads_common(rows, self._model.config.backbone.num_kv_heads, span)
 
     def _is_compiled(self, slot: int) -> bool:
         return not self._compiled.others([slot])
