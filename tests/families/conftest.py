@@ -11,20 +11,21 @@ import torch
 from s1_mini.codecs.encodec.weights import TINY
 from s1_mini.families.base import Placement
 from s1_mini.families.cascade.loaded import LoadedCascade
-from s1_mini.families.cascade.random import RECIPES, recipe, write_random_checkpoint
+from s1_mini.families.cascade.random import recipe, write_random_checkpoint
 from s1_mini.families.cascade.settings import CascadeSettings
 
 if TYPE_CHECKING:
     from reference_bark import Reference
 
 CPU = Placement(torch.device("cpu"), torch.float32, torch.float32)
+SMALL = recipe(1, 2, 64, TINY)  # a layer for each model; the other cascade has several
 
 
 @pytest.fixture(scope="session")
 def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random cascade in the compact form."""
     directory = tmp_path_factory.mktemp("cascade") / "tiny"
-    write_random_checkpoint(directory, RECIPES["tiny"])
+    write_random_checkpoint(directory, SMALL)
     return directory
 
 
@@ -32,7 +33,7 @@ def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def published_cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same cascade in the form that transformers publishes."""
     directory = tmp_path_factory.mktemp("cascade_published") / "tiny"
-    write_random_checkpoint(directory, RECIPES["tiny"], form="published")
+    write_random_checkpoint(directory, SMALL, form="published")
     return directory
 
 

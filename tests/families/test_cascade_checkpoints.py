@@ -72,7 +72,7 @@ def suno(published_cascade: Path, tmp_path: Path) -> Path:
     for stage, stem in SUNO.items():
         own = {name.removeprefix(p): value for name, value in tensors.items() if name.startswith(p := PREFIXES[stage])}
         model = {suno_name(name): value for name, value in own.items()}
-        told = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 1024, "bias": False}
+        told = {"n_layer": 1, "n_head": 2, "n_embd": 64, "block_size": 1024, "bias": False}
         torch.save({"model": model, "model_args": told | {"n_codes_total": 8}}, target / f"{stem}.pt")
     codec = {name.removeprefix("codec_model."): value for name, value in tensors.items() if "codec_model." in name}
     save_file(codec, target / "codec.safetensors")
@@ -372,15 +372,6 @@ def test_an_oracle_in_safetensors_is_checked_on_the_command_line(
     assert right.exit_code == 0, right.output
     assert "all 4 checks passed" in right.output
     assert other.exit_code != 0
-
-
-def test_missing_files_of_a_checkpoint_are_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bark"}')
-
-    with pytest.raises(
-        CheckpointFileError, match=r"lacks model\.safetensors \(or pytorch_model\.bin\), tokenizer\.json"
-    ):
-        Checkpoint(tmp_path).check_files()
 
 
 @pytest.mark.parametrize(("size", "millions"), [("small", 389), ("large", 1086)])

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from consistency import assert_consistent
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.exceptions import CapacityError, ConfigurationError, VoiceNotFoundError
+from s1_mini.exceptions import CapacityError, ConfigurationError
 from s1_mini.families.mel.loaded import open_mel
 from s1_mini.families.mel.settings import MelSettings
 from s1_mini.layers.quantized import QuantizedLinear
 from tests.families.mel_room import CPU, written
 
-SAMPLES = 256  # per frame
 LONG = "There are many words in this sentence, and it goes on for a while before it ends. " * 9
 
 
@@ -39,31 +37,6 @@ def endless(checkpoint: Path) -> Iterator[ProductionTTSEngine]:
     config = EngineConfig(checkpoint_path=checkpoint, device="cpu", stop_threshold=9.0, max_length_ratio=90.0)
     with ProductionTTSEngine(config) as engine:
         yield engine
-
-
-def test_it_speaks_in_its_voices_by_name(engine: ProductionTTSEngine) -> None:
-    first, second, default = (engine.generate("Hello.", voice=name, seed=1) for name in ("first", "second", None))
-
-    assert engine.voice_names() == ["first", "second"]
-    assert engine.sample_rate == 16_000
-    assert len(first.audio) == first.frames * SAMPLES > 0
-    assert np.array_equal(first.audio, default.audio)
-    assert len(first.audio) != len(second.audio) or np.abs(first.audio - second.audio).max() > 0.01
-    assert first.audio.std() > 0.01
-    with pytest.raises(VoiceNotFoundError, match="first, second"):
-        engine.generate("Hello.", voice="third")
-
-
-def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(engine: ProductionTTSEngine) -> None:
-    texts = ["One.", "Two of them, here.", "And three, with some more of it.", "Four"]
-    assert_consistent(engine, texts, profiles=("ttfa", "throughput"), tolerance=1e-5, seed=3, max_new_tokens=90)
-
-
-def test_the_seed_determines_prenet_dropout(engine: ProductionTTSEngine) -> None:
-    one, same, other = (engine.generate("Hello.", seed=seed, max_new_tokens=20).audio for seed in (1, 1, 2))
-
-    assert np.array_equal(one, same)
-    assert one.shape != other.shape or np.abs(one - other).max() > 0.01
 
 
 @pytest.mark.parametrize(("text", "pieces"), [("A", 1), ("I.", 1), (LONG, 5)])
@@ -89,17 +62,6 @@ def test_the_audio_length_is_bounded_by_the_text_length(checkpoint: Path) -> Non
         tokens = [engine.count_tokens(text) for text in ("Hi", "Hello to all of you")]
         assert [item.frames for item in made] == [2 * int(count * 4 / 2) for count in tokens]
         assert {item.finish_reason for item in made} == {"length"}
-
-
-def test_a_cancelled_request_does_not_delay_others(endless: ProductionTTSEngine) -> None:
-    chunks = endless.stream("This would go on for a minute or so.", chunk_profile="ttfa")
-    next(chunks)
-
-    chunks.close()
-
-    assert endless.generate("Hello.", seed=1, max_new_tokens=5).frames == 10
-    assert endless.health_check()["requests"] == 0
-    assert endless.health_check()["slots"]["free"] == 4
 
 
 @pytest.mark.parametrize("formats", [{"weights_dtype": "int8"}, {"precision": "bfloat16"}, {"kv_dtype": "fp8"}])

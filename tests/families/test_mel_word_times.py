@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from s1_mini import CheckpointMismatchError, EngineConfig, ParameterError, ProductionTTSEngine
+from s1_mini import CheckpointMismatchError, EngineConfig, ProductionTTSEngine
 from s1_mini.families.mel.config import MelConfig
 from s1_mini.families.mel.loaded import open_mel
 from s1_mini.families.mel.random import TINY_MODEL
@@ -93,14 +93,6 @@ def test_tokens_end_where_their_characters_end_in_the_text(checkpoint: tuple[Pat
     assert len(ends) == len(tokenizer.encode(text))
     # a space before the text, and an end token after it; the two spaces are one token
     assert ends.tolist() == [0, 1, 3, 5, 7, 8, 9, 11, 12, 13, 14, 14]
-
-
-def test_a_checkpoint_without_a_head_refuses_word_times(tmp_path: Path) -> None:
-    with (
-        ProductionTTSEngine(EngineConfig(checkpoint_path=written(tmp_path / "plain"), device="cpu")) as engine,
-        pytest.raises(ParameterError, match=r"word_times: .*no attention head that follows the text"),
-    ):
-        engine.generate("Hello.", word_times=True)
 
 
 def test_a_head_that_the_decoder_does_not_have_is_refused() -> None:

@@ -34,10 +34,6 @@ KINDS = {
 }
 
 
-def model_of(directory: Path, kind: str) -> Qwen3Model:
-    return opened(written(directory, kind, seed=5), **KINDS[kind]).model
-
-
 def start(stage: LanguageModel, model: Qwen3Model, slot: int, voices: list[Voice]) -> None:
     """Prefill a prompt with its own seed and options in a slot."""
     prompt = model.prompt("Say this, please." * (slot + 1), voices)
@@ -123,16 +119,3 @@ def test_compiled_sampling_is_that_of_torch_for_all_options(coarse: bool) -> Non
 
     differing = (torch.tensor(found) != frames[:, 2]).count_nonzero()
     assert differing <= 1, "more than one random number lies between two codes"
-
-
-def test_damaged_code_is_found_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from s1_mini.families.qwen3 import compiled
-
-    stage = LanguageModel(model_of(tmp_path, "custom_voice"), slots=1, positions=SPAN)
-    gather = compiled.gather
-    monkeypatch.setattr(compiled, "gather", lambda model: gather(model)._replace(num_codes=63))
-    work = stage.compilable()
-    assert work is not None
-
-    with pytest.raises(RuntimeError, match="does not match torch's"):
-        work.use()

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import copytree, unpack_archive
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -100,12 +100,8 @@ def test_presets_are_listed_and_the_first_of_the_config_is_the_default(presets: 
     assert first.std() > 0.01
 
 
-@pytest.mark.slow
-def test_a_batch_sounds_as_one_by_one_and_a_stream_as_the_whole(
-    presets: ProductionTTSEngine, cloner: ProductionTTSEngine
-) -> None:
-    for engine, voice in ((presets, "ryan"), (cloner, "continued"), (cloner, "vector")):
-        assert_consistent(engine, TEXTS[:2], profiles=("ttfa",), tolerance=1e-5, voice=voice, **ASKED)
+def test_a_cloned_voice_sounds_in_a_batch_and_streamed_as_alone(cloner: ProductionTTSEngine) -> None:
+    assert_consistent(cloner, TEXTS[:2], tolerance=1e-5, voice="continued", **ASKED)
 
 
 def test_a_cached_voice_sounds_as_a_fresh_one(base: Path) -> None:
@@ -348,17 +344,9 @@ def speak(directory: Path, **options: Any) -> np.ndarray:
         return engine.generate("Hello.", temperature=0.0, max_new_tokens=12, **options).audio
 
 
-def test_a_checkpoint_is_converted_packaged_and_planned(custom: Path, base: Path, tmp_path: Path) -> None:
-    invoke("convert", "--checkpoint", custom, "-o", tmp_path / "same", "--codec-precision", "float32")
+def test_a_checkpoint_converted_to_decode_only_has_no_encoders_and_speaks_the_same(base: Path, tmp_path: Path) -> None:
     invoke("convert", "--checkpoint", base, "-o", tmp_path / "decodes", "--decode-only")
-    invoke("package", "--checkpoint", custom, "-o", tmp_path / "model.tar.gz", "--codec-precision", "float32")
-    unpack_archive(tmp_path / "model.tar.gz", tmp_path / "unpacked")
-    plans = json.loads(invoke("plan", "--checkpoint", custom, "--gpu", "l4", "--json"))["plans"]
 
-    expected = speak(custom)
-    assert np.abs(speak(tmp_path / "same") - expected).max() <= 1e-6
-    assert np.abs(speak(tmp_path / "unpacked") - expected).max() <= 1e-6
-    assert plans[0]["slots"] == 256
     names = {*load_file(tmp_path / "decodes" / "model.safetensors")}
     names |= {*load_file(tmp_path / "decodes" / "speech_tokenizer" / "model.safetensors")}
     assert not any(name.startswith(("speaker_encoder.", "encoder.")) for name in names)
