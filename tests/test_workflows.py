@@ -41,15 +41,6 @@ def commands(job: str) -> str:
     return "\n".join(step["run"] for step in RELEASE["jobs"][job]["steps"] if "run" in step)
 
 
-def test_ci_runs_the_readme_s_command_on_three_systems_and_every_python_on_linux() -> None:
-    checked = [(system.partition("-")[0], python, given) for system, python, given in runs(CI["jobs"]["check"])]
-
-    assert {system for system, _, _ in checked} == {"ubuntu", "windows", "macos"}
-    assert {python for system, python, _ in checked if system == "ubuntu"} == {"3.11", "3.12", "3.13"}
-    assert all(given == [COMMAND] for _, _, given in checked)
-    assert re.search(rf"^{COMMAND} ", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-
-
 def test_each_mark_that_the_plain_command_leaves_out_has_a_job_and_each_job_a_mark() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
@@ -96,22 +87,3 @@ def test_only_a_tag_releases_after_all_builds_and_checks() -> None:
     for job in ("build", "publish"):
         (install,) = re.findall(r"(?m)^pip install.*", commands(job))
         assert install == "pip install --require-hashes --requirement requirements-release.lock.txt"
-
-
-def test_pypi_trusts_the_guarded_environment_and_everything_published_is_attested() -> None:
-    publish = commands("publish")
-
-    assert RELEASE["jobs"]["publish"]["environment"]["name"] == "pypi"
-    assert "twine upload --non-interactive --attestations" in publish
-    assert "pypi-attestations sign" in publish
-    assert "password" not in publish
-    attested = {name for name, job in RELEASE["jobs"].items() if steps(job, "actions/attest-build-provenance")}
-    assert attested == {"publish", "image"}
-
-
-def test_the_base_of_the_image_is_the_recipe_s_named_by_its_digest() -> None:
-    recipe = (ROOT / "sagemaker" / "Dockerfile").read_text(encoding="utf-8")
-
-    assert f"ARG BASE={RELEASE['env']['BASE']}\n" in recipe
-    assert '--build-arg "BASE=$BASE@$DIGEST"' in commands("image")
-    assert "org.opencontainers.image.base.digest=$DIGEST" in commands("image")

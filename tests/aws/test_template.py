@@ -6,9 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from cfnlint.config import ConfigMixIn
-from cfnlint.decode.decode import decode_str
-from cfnlint.runner import Runner
 
 from deployments import ARCHIVE, CASES, ENDPOINTS, FULL, NIGHT, PREFIX, deployment
 from s1_mini.aws.batch import job
@@ -24,22 +21,27 @@ def resources(form: str = "real-time", **values: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def linter() -> Runner:
+def linter() -> Any:
     """CloudFormation's linter, which reads its rules and schemas for half a second."""
+    from cfnlint.config import ConfigMixIn  # takes seconds to import
+    from cfnlint.runner import Runner
+
     return Runner(ConfigMixIn(regions=["eu-west-1"]))
 
 
-def problems_of(template: dict[str, Any], linter: Runner) -> list[tuple[str, str]]:
+def problems_of(template: dict[str, Any], linter: Any) -> list[tuple[str, str]]:
+    from cfnlint.decode.decode import decode_str
+
     decoded, errors = decode_str(json.dumps(template))
     return [(each.rule.id, each.message) for each in [*errors, *linter.validate_template(decoded)]]
 
 
 @pytest.mark.parametrize(("form", "values"), CASES)
-def test_cloudformation_accepts_the_template(form: str, values: dict[str, Any], linter: Runner) -> None:
+def test_cloudformation_accepts_the_template(form: str, values: dict[str, Any], linter: Any) -> None:
     assert problems_of(build_template(deployment(form, **values)), linter) == []
 
 
-def test_the_shared_linter_still_finds_a_mistake(linter: Runner) -> None:
+def test_the_shared_linter_still_finds_a_mistake(linter: Any) -> None:
     template = build_template(deployment("real-time"))
     template["Resources"]["Endpoint"]["Properties"]["EndpointConfigName"] = {"Ref": "Missing"}
 
@@ -54,7 +56,7 @@ def test_the_deployment_is_read_back_from_its_template(form: str, values: dict[s
 
 
 @pytest.mark.parametrize("form", ENDPOINTS)
-def test_the_values_of_parameters_are_the_only_difference_from_the_template(form: str, linter: Runner) -> None:
+def test_the_values_of_parameters_are_the_only_difference_from_the_template(form: str, linter: Any) -> None:
     fields = ("image", "role", "artifact", "kms_key", "subnet", "security_group", "output")
     wanted = deployment(form, **{**FULL, "accelerators": 0, "instance_type": ["ml.c5.xlarge"]})
 

@@ -51,14 +51,6 @@ def test_the_command_prints_a_table_and_a_line_of_json(bench: Command) -> None:
         assert load["audio_s"] > 0
 
 
-@pytest.mark.parametrize("state", ["cold", "none"])
-def test_a_voice_may_be_new_each_time_or_none(bench: Command, state: str) -> None:
-    facts = bench("--requests", 2, "--concurrency", 2, "--voice-state", state).facts
-
-    assert facts["voice_state"] == state
-    assert [load["failures"] for load in facts["loads"]] == [{}, {}]
-
-
 def test_a_cold_voice_is_encoded_with_every_request_and_a_cached_one_once(tiny: Path) -> None:
     asks = make_workload(4, 0, 2)
     misses = {}

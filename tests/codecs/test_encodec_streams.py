@@ -1,4 +1,4 @@
-"""Encodec streams, as an engine stage and as file lanes, match isolated whole-file output, captured or not."""
+"""Encodec streams of an engine stage match isolated whole-file output, captured or not."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from benchmark.encodec_lanes import DecodeLanes, EncodeLanes, Lanes
-from kernel_checks import needs_gpu, on_gpu
+from kernel_checks import needs_gpu
 from s1_mini.codecs.encodec.config import EncodecConfig
 from s1_mini.codecs.encodec.model import Encodec
 from s1_mini.codecs.encodec.stage import EncodecDecoder, chunk_sizes
-from s1_mini.codecs.encodec.stream_state import StreamChunk
 from s1_mini.codecs.encodec.weights import TINY, random_encodec
 from s1_mini.core.messages import Begin, Conditions
 from s1_mini.core.stage import Chunks, Progress, Spec
@@ -23,23 +20,9 @@ from s1_mini.types import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
-BOOKS, LANES, SLOTS = 8, 4, 4
+BOOKS, SLOTS = 8, 4
 TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}  # a GPU sums in another order than the CPU reference
-RATE = TINY.samples_per_frame
-# Lengths: many chunks and one, whole chunks and frames, below a frame and below the mirrored beginning.
-LENGTHS = (30_000, 1, 9_600, 4_801, 320, 14_399, 2_239, 100, 9_601, 25_000, 5_000, 7_777)
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
-
-
-class LatentLanes(Lanes):
-    """Encodes waves to latents before quantization."""
-
-    def __init__(self, codec: Encodec, *, lanes: int, frames: int) -> None:
-        inputs, outputs = ((frames * RATE,), torch.float32), ((TINY.hidden_size, frames), torch.float32)
-        super().__init__(codec, lanes=lanes, frames=frames, inputs=inputs, outputs=outputs)
-
-    def compute(self, x: Tensor, chunk: StreamChunk) -> Tensor:
-        return self._codec.latents(x, chunk)
 
 
 @pytest.fixture
@@ -51,150 +34,10 @@ def codec(device: str) -> Iterator[Encodec]:
 
 
 CPU = random_encodec(TINY)
-NOISE = np.random.default_rng(0)
-WAVES = [(0.2 * NOISE.standard_normal(length)).astype(np.float32) for length in LENGTHS]
-CODES = [NOISE.integers(0, 1024, (BOOKS, frames)) for frames in (90, 1, 30, 6, 7, 15, 8, 31, 44, 2)]
 
 
 def decode(codes: np.ndarray) -> np.ndarray:
     return CPU.decode(torch.from_numpy(codes.copy()).unsqueeze(0))[0].numpy()
-
-
-def latents(wave: np.ndarray) -> np.ndarray:
-    return CPU.latents(torch.from_numpy(wave).unsqueeze(0))[0].numpy()
-
-
-def is_near_tie(wave: np.ndarray, codes: np.ndarray, book: int, frame: int, share: float) -> bool:
-    """Return whether another codebook entry is almost as near as that of `codes`."""
-    rest = torch.from_numpy(latents(wave)[:, frame])
-    for at in range(book):
-        rest = rest - CPU.quantizer.books[at].embed[codes[at, frame]]
-    first, second = CPU.quantizer.books[book].distances(rest[None, None])[0, 0].sort().values[:2]
-    return bool(second - first <= share * (1 + first))
-
-
-@devices
-@pytest.mark.parametrize("frames", [7, 15, 40])
-def test_files_in_lanes_are_encoded_as_they_are_alone(codec: Encodec, frames: int, device: str) -> None:
-    lanes = EncodeLanes(codec, lanes=LANES, frames=frames, codebooks=BOOKS)
-    inner = LatentLanes(codec, lanes=LANES, frames=frames)
-    lanes.capture()
-    inner.capture()
-
-    vectors, codes = inner.all(WAVES), lanes.all(WAVES)
-
-    same = total = 0
-    for wave, vector, code in zip(WAVES, vectors, codes, strict=True):
-        alone = CPU.encode(torch.from_numpy(wave).unsqueeze(0), BOOKS)[0].numpy()
-        assert code.shape == (BOOKS, -(-len(wave) // RATE))
-        assert np.abs(vector - latents(wave)).max() <= TOLERANCE[device]
-        for frame in np.flatnonzero((code != alone).any(0)):
-            book = int(np.flatnonzero(code[:, frame] != alone[:, frame])[0])  # later codebooks encode another residual
-            assert is_near_tie(wave, alone, book, frame, 10 * TOLERANCE[device])
-        same, total = same + (code == alone).sum(), total + code.size
-    assert same / total >= 0.998
-
-
-@devices
-@pytest.mark.parametrize("frames", [7, 15, 40])
-def test_files_in_lanes_are_decoded_as_they_are_alone(codec: Encodec, frames: int, device: str) -> None:
-    lanes = DecodeLanes(codec, lanes=LANES, frames=frames, codebooks=BOOKS)
-    lanes.capture()
-
-    for codes, wave in zip(CODES, lanes.all(CODES), strict=True):
-        assert np.abs(wave - decode(codes)).max() <= TOLERANCE[device]
-
-
-def test_neither_neighbours_nor_order_nor_an_earlier_run_change_a_result() -> None:
-    lanes = DecodeLanes(CPU, lanes=LANES, frames=10, codebooks=BOOKS)
-    expected = lanes.all(CODES)
-
-    for seed in range(3):
-        order = np.random.default_rng(seed).permutation(len(CODES))
-        results = dict(lanes.run(CODES[number] for number in order))
-        assert len(results) == len(CODES)
-        assert all(np.abs(results[at] - expected[number]).max() <= 1e-6 for at, number in enumerate(order))
-
-
-def test_a_file_that_is_not_finite_affects_no_other_not_even_the_next_in_its_lane() -> None:
-    lanes = EncodeLanes(CPU, lanes=1, frames=10, codebooks=BOOKS)
-    wave, broken = WAVES[0], np.full(5_000, np.nan, np.float32)
-
-    first, _, last = lanes.all([wave, broken, wave])
-
-    assert np.array_equal(first, last)
-
-
-def test_an_aborted_run_does_not_affect_the_next() -> None:
-    lanes = DecodeLanes(CPU, lanes=LANES, frames=10, codebooks=BOOKS)
-    expected = lanes.all(CODES)
-
-    for _ in lanes.run(CODES):
-        break
-
-    assert all(np.array_equal(*pair) for pair in zip(lanes.all(CODES), expected, strict=True))
-
-
-def test_files_are_requested_when_a_lane_is_free_and_yielded_when_they_end() -> None:
-    asked: list[int] = []
-
-    def ask() -> Iterator[np.ndarray]:
-        for number, wave in enumerate(WAVES[index] for index in (0, 4, 2, 3, 5, 6, 7, 8)):
-            asked.append(number)
-            yield wave
-
-    lanes = EncodeLanes(CPU, lanes=2, frames=10, codebooks=BOOKS)
-    number, _ = next(lanes.run(ask()))
-
-    assert number == 1  # the short file; the long one before it is still in its lane
-    assert asked == [0, 1, 2]  # the next call has already begun
-
-
-def test_after_the_first_call_no_memory_is_allocated_for_states_and_chunks() -> None:
-    lanes = DecodeLanes(CPU, lanes=LANES, frames=10, codebooks=BOOKS)
-    lanes.all(CODES[:1])
-
-    def addresses() -> list[int]:
-        host = [each for call in lanes._calls for each in (*call.inputs, call.output)]
-        return [each.data_ptr() for each in (*lanes._state._past.values(), *lanes._inputs, lanes._output, *host)]
-
-    before = addresses()
-    lanes.all(CODES)
-
-    assert addresses() == before
-    assert len(before) > 20
-
-
-@on_gpu
-@pytest.mark.parametrize("device", ["cuda"])
-def test_after_the_capture_a_gpu_allocates_nothing(codec: Encodec) -> None:
-    encode = EncodeLanes(codec, lanes=LANES, frames=10, codebooks=BOOKS)
-    decode = DecodeLanes(codec, lanes=LANES, frames=10, codebooks=BOOKS)
-    encode.capture()
-    decode.capture()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-
-    encode.all(WAVES)
-    decode.all(CODES)
-
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-
-
-def test_empty_files_give_empty_results() -> None:
-    lanes = EncodeLanes(CPU, lanes=2, frames=10, codebooks=BOOKS)
-    nothing, wave = np.zeros(0, np.float32), WAVES[3]
-
-    assert [each.shape for each in lanes.all([nothing, wave, nothing])] == [(BOOKS, 0), (BOOKS, 16), (BOOKS, 0)]
-    assert lanes.all([]) == []
-
-
-def test_invalid_lanes_and_files_of_another_shape_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"4 lanes of 6 frames are not possible: .* 7 frames"):
-        EncodeLanes(CPU, lanes=4, frames=6, codebooks=BOOKS)
-    with pytest.raises(ConfigurationError, match="0 lanes"):
-        DecodeLanes(CPU, lanes=0, frames=10, codebooks=BOOKS)
-    with pytest.raises(ValueError, match=r"file 1 has shape \[2, 9\]; expected \[8, length\]"):
-        DecodeLanes(CPU, lanes=1, frames=10, codebooks=BOOKS).all([CODES[0], np.zeros((2, 9), np.int64)])
 
 
 ASKED = Conditions(SamplingParams(), seed=0, utterance=0, max_steps=1, voice={})

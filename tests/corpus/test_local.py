@@ -54,12 +54,6 @@ def test_the_manifest_lists_every_shard_with_the_hashes_of_its_files(whole: Path
     assert errors(whole) == []
 
 
-def test_how_many_texts_are_in_flight_changes_no_byte(whole: Path, texts: Path, tmp_path: Path, local: Local) -> None:
-    assert local(texts, tmp_path / "again", "--in-flight", 40) == 0
-
-    assert tree(tmp_path / "again") == tree(whole)
-
-
 def test_the_engine_has_more_texts_than_slots_until_the_texts_run_out(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: Local
 ) -> None:

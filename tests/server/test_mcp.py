@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,17 @@ import numpy as np
 import pytest
 import soundfile
 
-pytest.importorskip("mcp")
-
-from mcp import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
-
 from commands import ENVIRONMENT
 from s1_mini.audio.container import encode
-from s1_mini.cli.mcp import ServerSpeaker, tools
 from tests.server.conftest import Door
+
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="pip install -r requirements-test.lock.txt")
 
 
 def call(*calls: tuple[str, dict[str, Any]], options: list[str], **environment: str) -> list[Any]:
     """Run the command and return the results of calls to its tools."""
+    from mcp import Client  # takes seconds to import
+    from mcp.client.stdio import StdioServerParameters, stdio_client
 
     async def run() -> list[Any]:
         server = StdioServerParameters(
@@ -39,6 +38,9 @@ def call(*calls: tuple[str, dict[str, Any]], options: list[str], **environment: 
 
 def call_here(url: str, folder: Path, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
     """Return the results of calls to the tools of a server at `url`, without a process for them."""
+    from mcp import Client
+
+    from s1_mini.cli.mcp import ServerSpeaker, tools
 
     async def run() -> list[Any]:
         speaker = ServerSpeaker(url, None)

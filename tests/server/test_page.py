@@ -294,18 +294,6 @@ def test_an_invalid_value_is_explained_at_its_field(visit: Open) -> None:
 
 @each_detail
 @needs_browser
-def test_a_full_server_says_when_to_retry(visit: Open, voiced: ProductionTTSEngine) -> None:
-    with serving(voiced, max_requests=1) as door, door.client() as client:
-        page = visit(door.url)
-        with client.stream("POST", "/v1/tts", json={"text": LONG, "format": "pcm", "stream": True}) as holding:
-            assert holding.status_code == 200
-            speak(page, TEXT)
-            expect(page.get_by_role("alert")).to_contain_text("again in")
-        expect(page.get_by_role("button", name="Speak")).to_be_enabled()
-
-
-@each_detail
-@needs_browser
 def test_voices_are_listed_and_can_be_previewed(visit: Open, voiced: ProductionTTSEngine) -> None:
     page = visit()
     expect(page.get_by_role("radio")).to_have_count(len(voiced.voice_names()))
@@ -368,27 +356,6 @@ def test_a_short_recording_can_be_a_voice_and_a_deleted_voice_refreshes_the_list
     expect(page.get_by_role("alert")).to_contain_text("Unknown voice 'aaron'")
     expect(page.get_by_role("alert")).to_contain_text("list of voices has been refreshed; choose another")
     expect(page.get_by_role("radio", name="aaron")).to_have_count(0)
-
-
-@each_detail
-@needs_browser
-def test_hints_about_a_recording_are_correct(visit: Open, tmp_path: Path) -> None:
-    """A length outside the recommended range is a hint; the reason of a refusal stays when Add is pressed."""
-    page = adding(visit())
-    note = page.locator("#record-note")
-    for seconds, words in ((2.6, "2.6 s; 5 to 30 s are best."), (42, "42.0 s; 5 to 30 s are best."), (6, "6.0 s.")):
-        upload(page, wav_of(seconds))
-        expect(note).to_have_text(words)
-
-    huge = tmp_path / "huge.wav"
-    with huge.open("wb") as file:
-        file.truncate(51 * 2**20)
-    page.locator("#add-file").set_input_files(huge)
-    expect(page.locator("#add-error")).to_contain_text("larger than 50 MB")
-    page.get_by_role("textbox", name="Name").fill("one")
-    expect(page.locator("#add-error")).to_be_empty()
-    page.get_by_role("button", name="Add voice").click()
-    expect(page.locator("#add-error")).to_contain_text("larger than 50 MB")
 
 
 @each_detail
@@ -512,88 +479,6 @@ def test_every_control_is_reachable_by_keyboard_in_order_and_has_a_name(
     assert voices == [f"Listen to {info.name}" for info in in_order]
     assert reached[-1] == "Add a voice"
     assert page.locator("html").get_attribute("lang") == "en"
-
-
-# Controls that are partly outside of the window, or covered by another element.
-NOT_IN_SIGHT = """() => {
-  const isShown = (e) => e.checkVisibility() && !["position", "key"].includes(e.id) && !e.closest("#history");
-  const kinds = "#page :is(button, summary, textarea, select, input[type=range], .voice, a)";
-  const controls = [...document.querySelectorAll(kinds)];
-  return controls.filter(isShown).filter((e) => {
-    const { left, right, top, bottom } = e.getBoundingClientRect();
-    if (top < 0 || left < 0 || bottom > innerHeight || right > innerWidth) return true;
-    return !e.contains(document.elementFromPoint((left + right) / 2, (top + bottom) / 2));
-  }).map((e) => e.id || e.textContent.trim());
-}"""
-
-
-@each_detail
-@needs_browser
-def test_on_a_laptop_every_control_is_in_sight_before_and_after_speaking(
-    visit: Open, voiced: ProductionTTSEngine
-) -> None:
-    """All nine voices, "Add a voice" and Advanced included, without scrolling; only the history may be below."""
-    page = visit(viewport={"width": 1280, "height": 720})
-    expect(page.get_by_role("radio")).to_have_count(len(voiced.voice_names()))
-    assert page.evaluate(NOT_IN_SIGHT) == []
-
-    speak(page, "Hello there.")
-    expect(page.locator("main")).to_have_attribute("data-state", "done")
-    assert page.evaluate(NOT_IN_SIGHT) == []
-    page.get_by_text("Advanced").click()
-    assert page.evaluate(NOT_IN_SIGHT) == []
-    expect(page.get_by_text("lower is steadier")).to_be_in_viewport(ratio=1)
-
-
-@each_detail
-@needs_browser
-def test_on_a_phone_speak_and_the_chosen_voice_are_in_sight_together(visit: Open) -> None:
-    page = visit(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
-    expect(page.get_by_role("radio", name="default")).to_be_checked()
-
-    not_in_sight = page.evaluate(NOT_IN_SIGHT)
-    assert "speak" not in not_in_sight
-    assert not any("default" in name for name in not_in_sight)
-
-
-@each_detail
-@needs_browser
-@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
-def test_while_recording_the_whole_script_and_the_stop_button_are_in_sight(
-    visit: Open, width: int, height: int
-) -> None:
-    page = adding(visit(viewport={"width": width, "height": height}))
-    for button in ("Add voice", "Cancel"):
-        if width > height:
-            expect(page.get_by_role("button", name=button)).to_be_in_viewport(ratio=1)
-    page.get_by_role("button", name="Use the microphone").click()
-
-    script = page.get_by_label("Transcript")
-    expect(script).to_have_value(re.compile(r"fresh bread\.$"))
-    expect(script).to_be_in_viewport(ratio=1)
-    expect(page.get_by_role("button", name="Stop recording")).to_be_in_viewport(ratio=1)
-    assert script.evaluate("(e) => e.scrollHeight - e.clientHeight") <= 0
-
-
-@each_detail
-@needs_browser
-def test_an_error_in_a_dialog_is_in_the_page_s_words_and_leaves_its_buttons_in_sight(visit: Open) -> None:
-    """Also with the player of the recording and a long transcript, on a laptop."""
-    page = adding(visit(viewport={"width": 1280, "height": 720}))
-    page.get_by_role("textbox", name="Name").fill("Süd")
-    upload(page, wav_of(5.0))
-    expect(page.locator("#add-audio")).to_be_visible()
-    page.get_by_label("Transcript").fill("Hm. " * 200)
-    page.get_by_role("button", name="Add voice").click()
-
-    alert = page.locator("#add-error")
-    expect(alert).to_contain_text("'süd' is not a valid name; use 1 to 64 of a-z")
-    expect(page.get_by_role("textbox", name="Name")).to_be_focused()
-    for part in (alert, *(page.get_by_role("button", name=name) for name in ("Add voice", "Cancel"))):
-        expect(part).to_be_in_viewport(ratio=1)
-    page.get_by_role("textbox", name="Name").fill("clara")
-    page.get_by_role("button", name="Add voice").click()
-    expect(alert).to_have_text("'clara' is a voice of the checkpoint; choose a different name.")
 
 
 @needs_browser

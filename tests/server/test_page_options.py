@@ -165,25 +165,6 @@ def test_the_word_that_is_spoken_is_highlighted(visit: Open, voiced: ProductionT
     expect(page.locator("#history mark")).to_have_count(1)
 
 
-def test_the_highlight_lies_behind_its_word(visit: Open) -> None:
-    """The text field and the invisible text behind it break lines at the same places, and scroll together."""
-    page = watched(visit, viewport={"width": 390, "height": 844})
-    finish(page, f"{TEXT} {TEXT}")
-    page.get_by_role("textbox", name="Text").evaluate(
-        "(field) => { field.style.minHeight = field.style.maxHeight = '4rem'; }"
-    )
-
-    seek_to_end(page)
-
-    mark = page.locator("#echo mark")
-    expect(mark).to_have_text("dawn")
-    heights = page.evaluate("['text', 'echo'].map((id) => document.getElementById(id).scrollHeight)")
-    offsets = page.evaluate("['text', 'echo'].map((id) => document.getElementById(id).scrollTop)")
-    assert heights[0] == heights[1]
-    assert offsets[0] == offsets[1] > 0
-    expect(mark).to_be_in_viewport(ratio=1)
-
-
 def test_a_checkpoint_without_times_of_words_highlights_none(
     visit: Open, door: Door, small_engine: ProductionTTSEngine
 ) -> None:
@@ -278,19 +259,6 @@ def test_a_voice_mark_is_inserted_at_the_cursor_and_can_be_undone(visit: Open) -
     expect(text).to_have_value("Hello.")
 
 
-def test_a_sample_replaces_the_text_and_can_be_undone(visit: Open) -> None:
-    page = visit()
-    text = page.get_by_role("textbox", name="Text")
-    text.fill("My own words.")
-
-    page.get_by_role("button", name="Numbers").click()
-
-    expect(text).to_have_value(re.compile("10:45"))
-    expect(page.get_by_role("button", name="Numbers")).to_be_focused()
-    text.press("Control+z")
-    expect(text).to_have_value("My own words.")
-
-
 def test_the_message_for_an_error_in_markup_is_shown(visit: Open) -> None:
     page = visit()
     page.get_by_label("Markup").select_option("SSML")
@@ -349,28 +317,6 @@ def test_a_replay_ends_the_speech_that_is_being_generated(visit: Open, voiced: P
     expect(page.locator("main")).to_have_attribute("data-state", "done")
     expect(page.locator("#history-list > li").last).to_have_attribute("aria-current", "true")
     expect(page.get_by_role("alert")).to_be_hidden()
-
-
-def test_the_history_is_bounded(visit: Open) -> None:
-    """Twenty items and 64 MB; the newest item is always kept."""
-    page = visit()
-    kept = page.evaluate(
-        """async () => {
-          const { History } = await import("/static/history.js");
-          const speech = (length) => ({ clip: { length, seconds: 1 }, body: { text: "Hm.", seed: 1, speed: 1 } });
-          const sizes = (history) => [...history.rows.keys()].map(({ clip }) => clip.length);
-          const many = new History();
-          for (let i = 0; i < 25; i++) many.add(speech(i));
-          const large = new History();
-          for (const megas of [1, 20, 10, 2, 40]) {
-            large.add(speech(megas * 2 ** 20));
-            if (megas === 2) large.before = sizes(large).map((length) => length / 2 ** 20);
-          }
-          return [sizes(many), large.before, sizes(large).map((length) => length / 2 ** 20)];
-        }"""
-    )
-
-    assert kept == [list(range(24, 4, -1)), [2, 10, 20], [40]]
 
 
 def test_options_are_restored_after_a_reload(visit: Open) -> None:

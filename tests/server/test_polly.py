@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import numpy as np
 import pytest
 import soundfile
 from botocore.config import Config
@@ -19,7 +18,7 @@ from door_room import listening
 from s1_mini import ProductionTTSEngine
 from s1_mini.checkpoint.requests import list_voices
 from s1_mini.cli.verb import named_checkpoint
-from s1_mini.exceptions import ParameterError, StorageError
+from s1_mini.exceptions import ParameterError
 from s1_mini.server import lexicons
 from s1_mini.server.app import create_app
 from s1_mini.server.errors import InvalidError
@@ -226,18 +225,6 @@ def test_ssml_may_use_the_names_of_polly_s_voices(short_engine: ProductionTTSEng
     assert named == own
 
 
-def test_ssml_may_use_a_name_of_polly_for_a_voice_with_the_same_name_in_small_letters(
-    short_engine: ProductionTTSEngine, tone: np.ndarray
-) -> None:
-    ssml = {"Text": '<speak><voice name="Brian">Hi.</voice></speak>', "TextType": "ssml", "VoiceId": "Joanna"}
-    short_engine.add_voice("brian", tone, "Ah.")
-    try:
-        with serving(short_engine) as door:
-            assert client_of(door).synthesize_speech(**ssml, OutputFormat="pcm")["AudioStream"].read()
-    finally:
-        short_engine.delete_voice("brian")
-
-
 def test_the_access_key_id_is_the_api_key(short_engine: ProductionTTSEngine) -> None:
     with serving(short_engine, api_key="opensesame") as door:
         spoken = client_of(door, "opensesame").synthesize_speech(**TEXT, OutputFormat="pcm")["AudioStream"].read()
@@ -381,23 +368,6 @@ def test_a_damaged_file_affects_no_other_lexicon(
                 polly.delete_lexicon(Name="broken")
 
     assert [each["Name"] for each in listed] == ["w3c"]
-
-
-def test_a_lexicon_that_is_deleted_during_a_listing_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = lexicons.Lexicons(tmp_path)
-    stored.put("w3c", PLS.format("W3C", "web"))
-    monkeypatch.setattr(stored, "names", lambda: ["deleted", "w3c"])
-
-    assert list(stored.describe_all()) == ["w3c"]
-
-
-def test_a_file_that_cannot_be_deleted_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "polly-w3c.pls").mkdir()
-
-    with pytest.raises(StorageError, match="the lexicon w3c cannot be deleted: "):
-        lexicons.Lexicons(tmp_path).delete("w3c")
 
 
 def test_lexicons_are_only_for_signed_requests(door: Door) -> None:

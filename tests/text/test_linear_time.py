@@ -261,6 +261,7 @@ def _session(text: str) -> None:
     for start in range(0, min(len(text), 1000), 20):
         _, rest = cut_arriving(rest + text[start : start + 20])
         EarlyStart(at_clause=True, num_words=50).cut(rest)
+        EarlyStart().cut(rest, has_paused=True)
 
 
 def _respelled(text: str) -> None:
@@ -283,23 +284,35 @@ READERS: dict[str, Callable[[str], object]] = {
 # Found by measuring some thousand random combinations of marks, words and numbers.
 UNITS = (
     *("√2", "^2", "∞", "#1", "@<", "<a ", "[a](", "|\t", "- a\n", " - ", " :)", " ； ", "& ", "{", "\\frac{", "\\["),
-    *(
-        "🇦",
-        "。🇦",
-        "！가",
-        "，?",
-        "👍🏽",
-        "a\u0301",
-        "\u200d",
-        "漢 ",
-        "$5",
-        "1/2 Sun. ",
-        "e.g. 10:30",
-        "№555-10:30",
-        "a.",
-        "I ",
-    ),
+    *("🇦", "。🇦", "！가", "，?", "👍🏽", "a\u0301", "\u200d", "漢 ", "$5", "1/2 Sun. ", "e.g. 10:30", "№555-10:30"),
+    *("a.", "I ", "中。", "か。1", "한1 ", "x! ", "1.234.", "3:05 ", "12h", "第", "1\u202f"),
+    *("Dr. J. ", "…", '"', "a.\n\n", "A sentence here. "),
     *("1,", ", ", "the ", " ", "\t", "a", "!a", "<", "[", "Credential=,"),
+)
+
+
+# Worst cases for a backtracking pattern of English and of HTML.
+MARKS = (
+    *("1", "1-", "$1", "A.", "a@", "**", "# ", "½", "5'", "AB1", "😀\u200d", "->", ")  ", "1/2 ", "é", "/a", "#1-"),
+    *("1 N. ", "a - ", "—-", "a*", "x=", " = a / b - c", "b^", "⁻¹", "mc²", "1 000 ", "€1.000", "$", "$$a", "$x_i "),
+    *("\n", "\\(", "\\[x", "\\frac", "\\sqrt[", "x^{", "\\begin{align}", "\\text{", "\\alpha |", "07/04 to "),
+    *(
+        "as/s",
+        ".a",
+        "A.b",
+        "#AIa",
+        "QUA",
+        "BCDFG",
+        "DON'T",
+        "▶ ",
+        "│",
+        '<a "',
+        "<a b='",
+        "<!--",
+        "<![CDATA[",
+        "<script>",
+    ),
+    *("<p hidden>", "<b>", "`<", "<br>\n ", "<td> ", "&#1"),
 )
 
 
@@ -314,7 +327,7 @@ def test_the_time_to_read_a_text_grows_with_its_length(reader: str) -> None:
 
     slow = [
         unit
-        for unit in UNITS
+        for unit in (*UNITS, *(MARKS if reader == "english" else ()))
         if cpu_s(read, build(unit, 1200)) > MAX_RATIO * max(SHORT_S, cpu_s(read, build(unit, 300)))
         and grows_too_fast(read, partial(build, unit), 600)
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,42 +17,6 @@ from s1_mini.exceptions import ParameterError
 from s1_mini.text import spoken
 
 SENTENCES = Path(__file__).parents[1] / "assets" / "spoken_en.tsv"
-# Each repeated to 10,000 characters, and white space ten times as long: worst cases for a backtracking pattern.
-HOSTILE = (
-    *("1", "1,", "1-", "$1", "a.", "A.", "a@", "[", "**", "# ", "½", "5'", "AB1", "I ", "😀\u200d", "<a", "->", ")  "),
-    *(
-        "1/2 ",
-        "é",
-        "/a",
-        "#1-",
-        "1 N. ",
-        "a - ",
-        "—-",
-        "a*",
-        "x=",
-        " = a / b - c",
-        "b^",
-        "⁻¹",
-        "mc²",
-        "1 000 ",
-        "€1.000",
-    ),
-    *(
-        "$",
-        "$$a",
-        "$x_i ",
-        "\\(",
-        "\\[x",
-        "\\frac",
-        "\\frac{",
-        "\\sqrt[",
-        "x^{",
-        "\\begin{align}",
-        "\\text{",
-        "\\alpha |",
-    ),
-    *("07/04 to ", "as/s", ".a", "A.b", "#AIa", "QUA", "BCDFG", "DON'T", "▶ ", "│"),
-)
 NOISE = "0123456789 .,:;/-$€%'\"()[]*_`#@&+=~^abkmsxABDIMVX\n°½²😀é"
 
 
@@ -80,34 +43,26 @@ def key(text: str) -> str:
     return " ".join(re.sub(r"[^\w\s']", " ", text.lower()).split())
 
 
-def test_text_is_normalized_as_a_careful_reader_would_read_it() -> None:
-    rows = read_sentences()
+@pytest.fixture(scope="module")
+def rows() -> list[tuple[str, str, set[str]]]:
+    """A written text, how it is normalized, and how it may be read."""
+    return [(written, spoken(written), forms) for _, written, forms in read_sentences()]
 
-    wrong = [(written, spoken(written)) for _, written, forms in rows if key(spoken(written)) not in forms]
+
+def test_text_is_normalized_as_a_careful_reader_would_read_it(rows: list[tuple[str, str, set[str]]]) -> None:
+    wrong = [(written, said) for written, said, forms in rows if key(said) not in forms]
 
     assert len(rows) >= 3000
     assert len(wrong) <= len(rows) // 100, wrong
 
 
-def test_normalizing_twice_changes_nothing() -> None:
+def test_normalizing_twice_changes_nothing(rows: list[tuple[str, str, set[str]]]) -> None:
     draw = random.Random(5)
-    texts = [written for _, written, _ in read_sentences()]
-    texts += ["".join(draw.choices(NOISE, k=60)) for _ in range(300)]
+    noise = ["".join(draw.choices(NOISE, k=60)) for _ in range(300)]
 
-    changed = [text for text in texts if spoken(once := spoken(text)) != once]
+    changed = [said for said in [*(said for _, said, _ in rows), *map(spoken, noise)] if spoken(said) != said]
 
     assert not changed
-
-
-def test_no_text_takes_long() -> None:
-    started = time.process_time()
-
-    for unit in HOSTILE:
-        spoken((unit * 5_000)[:5_000])
-    for space in " \n":
-        spoken(f"Note:{space * 100_000}5")
-
-    assert time.process_time() - started < 30  # all of them take 2 s on one core; a backtracking pattern takes minutes
 
 
 @pytest.mark.parametrize(

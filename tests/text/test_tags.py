@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from s1_mini.alignment.written import find_groups, find_written, keys
 from s1_mini.text import spoken
 from s1_mini.text.form import TextForm
 from s1_mini.text.reading import read_html
-from s1_mini.text.tags import blank_tags, without_tags
+from s1_mini.text.tags import blank_tags
 
 
 @pytest.mark.parametrize(
@@ -102,32 +100,3 @@ def test_the_words_between_tags_keep_their_positions() -> None:
     assert len(shown) == len(source)
     assert [source[start:stop] for start, stop in words] == ["One", "bo</b>ld", "Two", "un<i>believ</i>able", "5", "6"]
     assert [group.stop_spoken for group in groups][:4] == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "<",
-        "<a ",
-        '<a "',
-        "<a b='",
-        "<!--",
-        "<![CDATA[",
-        "<script>",
-        "<p hidden>",
-        "<b>",
-        "`<",
-        "<br>\n ",
-        "<td> ",
-        "&#1",
-    ],
-)
-def test_the_time_for_html_grows_linearly(unit: str) -> None:
-    def seconds(length: int) -> float:
-        source = (unit * length)[:length]
-        started = time.thread_time()
-        for _ in range(3):
-            without_tags(source)
-        return time.thread_time() - started
-
-    assert seconds(40_000) < 20 * seconds(4_000) + 0.05

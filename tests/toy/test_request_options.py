@@ -161,17 +161,6 @@ def test_openai_clients_get_audio_and_a_warning_header(limited: ProductionTTSEng
     assert answer.content == plain.content
 
 
-def test_openai_clients_get_an_error_for_an_unknown_language(engine: ProductionTTSEngine, tmp_path: Path) -> None:
-    with running(engine, tmp_path) as door:
-        client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
-        with pytest.raises(openai.BadRequestError) as refusal:
-            client.audio.speech.create(
-                model="tts-1", input="Hello.", voice="alloy", instructions="Whisper.", extra_body={"language": "french"}
-            )
-
-    assert refusal.value.body["message"] == LISTED
-
-
 def test_elevenlabs_language_code_is_a_language(engine: ProductionTTSEngine, tmp_path: Path) -> None:
     with running(engine, tmp_path) as door, door.http() as http:
         answers = [
@@ -226,12 +215,3 @@ def test_the_command_line_takes_both(checkpoint: Path, tmp_path: Path) -> None:
 
     plain = say("plain")
     assert len({plain, say("english", "--language", "en"), say("slow", "--instructions", "Slowly.")}) == 3
-
-
-def test_the_command_line_refuses_an_unknown_language(checkpoint: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["say", "Hello.", "-o", str(tmp_path / "a.wav"), "--checkpoint", str(checkpoint), "--language", "french"]
-    )
-
-    assert isinstance(result.exception, ParameterError)
-    assert str(result.exception) == f"--{LISTED}"
