@@ -365,21 +365,6 @@ def test_the_pins_are_complete_and_compatible_on_every_system(count):
                     assert need.specifier.contains(pins[canonicalize_name(need.name)]), f"{name} needs {need}"
 
 
-def test_a_requirement_whose_pin_does_not_name_its_file_is_found(script, monkeypatch):
-    lock = script("lock")
-    assert lock.main(["--check"]) == 0
-
-    texts = {
-        "a.txt": "one_x[extra]>=1\ntwo\n",
-        "a.lock.txt": "one-x==1\n    # via two, -r a.txt\ntwo==1\n    # via b\n",
-    }
-    monkeypatch.setattr(lock, "read", lambda name: texts.get(name, ""))
-
-    assert lock.unmarked(lock.Lock("a.lock.txt", ["a.txt"])) == [
-        "a.lock.txt: two is not marked `via -r a.txt`; run scripts/lock.py."
-    ]
-
-
 def needs_of(name, machine):
     """Return the requirements of an installed package that apply to a machine; none if it is not installed."""
     return [need for need in requirements_of(name) if need.marker is None or need.marker.evaluate(machine)]

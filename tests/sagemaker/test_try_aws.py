@@ -81,15 +81,6 @@ def test_a_failed_step_is_reported_and_the_endpoint_is_deleted(
     assert boto3.client("sagemaker").list_endpoints()["Endpoints"] == []
 
 
-def test_a_failed_creation_leaves_nothing_to_delete(attempt: Try, capsys: pytest.CaptureFixture[str]) -> None:
-    assert attempt("--artifact", "s3://not-there/1/model.tar.gz") == 1
-
-    steps = report(capsys.readouterr().out)
-    assert "bucket not-there does not exist" in steps["create"]
-    assert steps["delete"] == "nothing to delete"
-    assert "invoke" not in steps
-
-
 def test_nothing_is_created_without_consent(
     script: Any, attempt: Try, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,10 +66,12 @@ import os, sys
 from s1_mini.cli.app import run
 from s1_mini.remote import engine_process
 
-wait = "import s1_mini.engine, threading; s1_mini.engine.ProductionTTSEngine.start = lambda _: threading.Event().wait()"
-engine_process.CHILD = engine_process.CHILD.replace("main()", wait + chr(10) + "main()")
 if os.environ["S1_MINI_SERVER_ENGINE_PROCESS"] == "off":
-    exec(wait)
+    import s1_mini.engine, threading
+    s1_mini.engine.ProductionTTSEngine.start = lambda _: threading.Event().wait()
+head, worker, _ = engine_process.CHILD.partition("from s1_mini.remote.engine_worker")  # which imports torch
+assert worker
+engine_process.CHILD = head + "import threading; threading.Event().wait()"
 sys.exit(run())
 """
 
