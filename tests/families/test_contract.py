@@ -182,7 +182,7 @@ def test_a_text_stream_is_refused_by_families_that_need_the_whole_text(kind: Kin
             spoken.stream(TextStream())
 
 
-@with_engine
+@of(QWEN3, MEL)  # the cascade has more forms, in tests/families/test_cascade_checkpoints.py
 def test_a_converted_and_a_packaged_checkpoint_speak_the_same_and_are_planned(
     checkpoint: Path, spoken: ProductionTTSEngine, tmp_path: Path
 ) -> None:
