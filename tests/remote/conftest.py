@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from s1_mini.families.registry import get_family
-
-
-@pytest.fixture(scope="session")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random cascade."""
-    directory = tmp_path_factory.mktemp("cascade") / "tiny"
-    get_family("cascade").write_random(directory, size="tiny", form="compact", seed=0)
-    return directory
+from tests.families.conftest import cascade as cascade  # noqa: PLC0414 - a fixture of these tests, too
 
 
 @pytest.fixture(scope="session")
