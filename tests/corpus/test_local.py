@@ -322,7 +322,7 @@ def test_json_of_parameters_is_checked_by_its_option(
         output.append(capsys.readouterr().err)
 
     assert "--parameters: is not JSON" in output[0]
-    assert "--parameters: unknown parameter heat; available: temperature, top_p" in output[1]
+    assert "--parameters: unknown parameter heat; available: language, instructions, normalize, " in output[1]
     assert "top_p: 7 is not a number in (0, 1]" in output[2]
     assert "--parameters: is a list; give an object" in output[3]
     assert not (tmp_path / "out").exists()
