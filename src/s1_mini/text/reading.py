@@ -26,7 +26,7 @@ from s1_mini.text.structure import (
     without_separators,
 )
 from s1_mini.text.tables import table, word_set
-from s1_mini.text.tags import unescaped, without_tags
+from s1_mini.text.tags import has_power, unescaped, without_tags
 
 # Languages with a decimal point; all others write a decimal comma, and group digits by dots or spaces.
 _POINT = word_set("am cy en fil ga he hi ja ko ms ne sw ta th yue zh zu")
@@ -134,7 +134,7 @@ _POWER_AFTER = re.compile(r"( ?)(?:[-+]?(?:\d++(?:\.\d++)?+|\.\d++)(?!\w)(?!\*\*
 _ESCAPED = re.compile(r"\\(?=[*_~`])")
 _TILDE = re.compile(r"(?<=\d)~(?=\d)")  # a range
 _MARKED = re.compile(
-    r"(?<![\w=])==([^=\n]{1,200})==(?![\w=])|(?<![\w:]):([a-z][a-z0-9_+-]{2,30}):(?![\w:])"
+    r"(?<![\w=])==(?=[^\s=])([^=\n]{1,200})(?<=\S)==(?![\w=])|(?<![\w:]):([a-z][a-z0-9_+-]{2,30}):(?![\w:])"
 )  # ==a==, :smile:
 _GROUPED = re.compile(r"(?<=\d)_(?=\d{3}(?!\d))")  # 1_000_000
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
@@ -167,6 +167,12 @@ _NOTE = re.compile(
     r"|(?<=[a-z]{4})[⁰¹²³⁴-⁹]++(?!\w)|^\[\^\w{1,30}\]:[ \t]*+|^\[[^\[\]\n]{1,80}\]:[ \t]++https?://[^\n]*+|(?<=\S)\[\^\[?\w{1,30}\]{1,2}|\[\^\d{1,3}\]",
     re.MULTILINE,
 )
+
+
+def _without_note(found: re.Match[str]) -> str:
+    """Drop a note, but not a power such as the one in meters²."""
+    is_power = found[0] in ("²", "³") and has_power(found.string[max(0, found.start() - 16) : found.start()])
+    return found[0] if is_power else ""
 
 
 def read_html(text: str) -> str:
@@ -422,7 +428,7 @@ def _end_of_part(text: str, start: int) -> int:
 
 def _prepare(text: str, watch: Watch) -> str:
     """Remove markup, and unify the forms of digits, spaces, quotation marks and fractions."""
-    text = _NOTE.sub("", unicodedata.normalize("NFC", read_html(unified_lines(text))))
+    text = _NOTE.sub(_without_note, unicodedata.normalize("NFC", read_html(unified_lines(text))))
     if not text.isascii():
         text = _SPACES.sub(" ", text).translate(_MARKS)
         text = _FRACTIONS.sub(_fraction, text)

@@ -31,7 +31,18 @@ _IS_HIDDEN = re.compile(
 _NAMED = re.compile(r"<(/?)([A-Za-z][\w:-]*+)(?=[\s/>])[^<>]*+>?")
 _ADJACENT = re.compile(r"</(?:a|label)>(?=<(?:a|label)\b)", re.IGNORECASE)
 _BEFORE_NOTE = re.compile(r"[.,;:!?\"'”]\Z|[a-z]{4}\Z")
+_POWER = re.compile(
+    r"(?:met(?:er|re)s?|feet|foot|inch(?:es)?|yards?|miles?|hours?|seconds?|alpha|beta|gamma|delta|epsilon|theta|lambda|"
+    r"sigma|omega|force)\Z",
+    re.IGNORECASE,
+)
 _EXPONENT = re.compile(r"(?:\d|\)|(?<![^\W\d_])[A-Za-zµ]{1,2})\Z")
+
+
+def has_power(before: str) -> bool:
+    """Return whether a raised 2 or 3 after this text is a power, and not the number of a note."""
+    return _POWER.search(before) is not None
+
 
 _BLOCKS = word_set(
     "address article aside blockquote body br caption center dd details dialog dir div dl dt fieldset figcaption "
@@ -200,7 +211,7 @@ class _Output:
             self.parts.append(" " if not self.parts or self.parts[-1][-1] in ",.;:!?" else ", ")
 
     def last(self) -> str:
-        return self.parts[-1][-4:] if self.parts and not self.num_breaks else ""
+        return self.parts[-1][-16:] if self.parts and not self.num_breaks else ""
 
     def text(self) -> str:
         return "".join(self.parts)
@@ -235,7 +246,11 @@ def _lay_out(output: _Output, tag: str, following: str) -> None:
         output.end_cell()
     elif name in _BOXES and output.last()[-1:].isalnum() and following.isalnum():
         output.add(" ")
-    elif tag == "sup" and following.isdecimal() and _EXPONENT.search(output.last()):
+    elif (
+        tag == "sup"
+        and following.isdecimal()
+        and (_EXPONENT.search(output.last()) or (following in ("2", "3") and has_power(output.last())))
+    ):
         output.add("^")  # 10<sup>6</sup> is a power, not 106
     elif tag == "sup" and not following.isalpha() and _BEFORE_NOTE.search(output.last()):
         output.add("[^")  # a footnote, in Markdown
