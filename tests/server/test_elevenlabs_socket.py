@@ -15,6 +15,7 @@ from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
 from s1_mini.server.protocols import elevenlabs
 from s1_mini.server.speech import Times
+from s1_mini.text.tidy import is_speakable
 from s1_mini.types import Word
 from tests.server.conftest import Clock, Door, limit_sentences, serving
 from tests.server.test_websocket import hear, session
@@ -273,3 +274,33 @@ def test_elevenlabs_client_streams_text(door: Door, monkeypatch: pytest.MonkeyPa
     )
 
     assert len(b"".join(pieces)) / 2 / 24_000 > 1
+
+
+def test_the_work_on_pieces_with_nothing_to_speak_is_in_proportion_to_their_length(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = 0
+
+    def look(text: str) -> bool:
+        nonlocal looked_at
+        looked_at += len(text)
+        return is_speakable(text)
+
+    monkeypatch.setattr("s1_mini.server.text_input.is_speakable", look)
+    with session(door, f"{SINGLE}&start_at=word") as socket:
+        say(socket, text=" ")
+        for _ in range(400):
+            say(socket, text=".")
+        say(socket, text="")
+        hear(socket)
+
+    assert 0 < looked_at < 20 * 400
+
+
+def test_a_finished_sentence_is_spoken_although_another_context_gets_the_next_text(door: Door) -> None:
+    with session(door, MULTI) as socket:
+        say(socket, text="The rain has stopped, and the streets are full. ", context_id="a")
+        say(socket, text="I", context_id="a")
+        say(socket, text="A", context_id="b")
+
+        assert receive(socket)["contextId"] == "a"

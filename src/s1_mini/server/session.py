@@ -1,8 +1,8 @@
 """WebSocket sessions: text arrives in pieces, and its audio is sent while more text arrives.
 
 For every kind of client, `Session` reads messages and enforces the limits, and `TextInput` cuts the text and speaks it.
-A `Protocol` handles the messages of one kind of client: our own (`websocket.py`), ElevenLabs' (`elevenlabs_socket.py`)
-or Deepgram's (`deepgram.py`).
+A `Protocol` in `protocols/` handles the messages of one kind of client: our own (`websocket.py`), ElevenLabs'
+(`elevenlabs.py`) or Deepgram's (`deepgram.py`).
 """
 
 from __future__ import annotations

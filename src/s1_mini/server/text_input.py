@@ -80,9 +80,16 @@ class TextInput:
                 raise TextError("text", f"{reason}; send text more slowly")
             self._has_moved.clear()
             await self._has_moved.wait()
+        if self._arriving is not None and self._arriving is not track:
+            self._look_at(self._arriving)
         await self._way(track, text).add(track, text)
         self._arriving, self._last_text = track, time.monotonic()
         self._has_moved.set()
+
+    def _look_at(self, track: Track) -> None:
+        """Speak the complete sentences of a track that does not get the next text."""
+        if track.num_seen < len(track.rest) and isinstance(way := self._way(track), _Sentences):
+            way.put(track, *cut_arriving(track.rest))
 
     def flush(self, track: Track) -> None:
         """Speak the unfinished text too."""
@@ -244,8 +251,10 @@ class _Continuous(_Way):
     async def add(self, track: Track, text: str) -> None:
         queue = self._input.queue
         if track.stream is None:
-            track.rest += text
-            if not is_speakable(track.rest) or (self._input.accepts_ssml and may_begin_ssml(track.rest)):
+            before, track.rest = track.rest, track.rest + text
+            if self._input.accepts_ssml and may_begin_ssml(track.rest):
+                return
+            if not (is_speakable(text) or is_speakable(before.lstrip()[:16])):  # `before` may begin as SSML does
                 return
             self._input.check(track.config, queue.recording)
             text, track.says, track.stream = self._take(track), True, BackgroundTextStream()

@@ -230,9 +230,12 @@ class _Connection:
             with Sender(self._send, record, inf) as send:
                 speaker = _Speaker(send, is_stream=is_stream)
                 text = TextInput(self._state, record, lambda: speaker, waits=True)
-                async with asyncio.timeout(self._state.settings.max_websocket_s):
-                    await text.run(self._listen(text, track, event))
-                    await speaker.end()
+                try:
+                    async with asyncio.timeout(self._state.settings.max_websocket_s):
+                        await text.run(self._listen(text, track, event))
+                        await speaker.end()
+                finally:
+                    text.queue.forget()
         except TimeoutError:
             raise IdleError(f"the text took longer than {self._state.settings.max_websocket_s:g} s") from None
         except (ConnectionError, ClientGoneError):
