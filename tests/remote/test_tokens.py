@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from s1_mini.exceptions import ConfigurationError, EngineNotReadyError, GenerationError
+from s1_mini.remote.child import Child
 from s1_mini.remote.tokens import TokenWorker
 from waiting import EVENTUALLY_S, wait_until
 
@@ -203,3 +205,21 @@ def test_a_worker_ends_with_its_parent() -> None:
             return False
 
     wait_until(has_ended)
+
+
+def test_the_end_of_a_process_is_noticed_although_its_log_cannot_be_read() -> None:
+    ended = threading.Event()
+
+    class Broken(Child):
+        logs = True
+
+        def on_line(self, line: str) -> None:
+            raise TypeError(line)
+
+        def on_exit(self, exit_code: int) -> None:
+            assert not exit_code
+            ended.set()
+
+    Broken([sys.executable, "-c", "print(1)"], name="broken").launch()
+
+    assert ended.wait(EVENTUALLY_S)

@@ -270,6 +270,7 @@ class Pipeline:
         """Once the lock is released, `prepare` will be called and a request's next utterances will be built."""
         ahead = self.stages[0].policy.ahead - len(request.utterances)
         builds = request.take_later(min(MAX_QUEUED - self._line.num_waiting(request), ahead))
+        request.is_building |= prepare is not None  # the utterances built next need the result
 
         def work() -> None:
             if not request.has_ended:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ from math import inf
 from typing import Any, BinaryIO, cast
 
 from s1_mini.remote.channel import BUFFER_BYTES, Channel, enlarge_pipe
+
+logger = logging.getLogger(__name__)
 
 LAST_LINES = 20  # lines of the log that are kept for the message about the end of a process
 EXIT_S = 10.0  # time for a process to exit after its input has ended; then it is killed
@@ -197,7 +200,10 @@ class Child:
             with log:
                 for line in log:
                     self.lines.append(line.decode(errors="replace").rstrip())
-                    self.on_line(self.lines[-1])
+                    try:
+                        self.on_line(self.lines[-1])
+                    except Exception:  # the end of the process must still be noticed
+                        logger.exception("a line of the log of a process cannot be read")
         exit_code = process.wait()
         self.has_exited.set()
         if channel is not None:

@@ -191,6 +191,8 @@ class Proxy(Supervised):
         try:
             fields = json.loads(line)
         except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
             if line:
                 logger.info("proxy", extra={"fields": {"text": line}})
             return

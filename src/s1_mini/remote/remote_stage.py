@@ -112,7 +112,7 @@ class RemoteStage(Stage, Source):
         del self._tasks[utterance]
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._fail(utterance.request, error)
+            self._fail(utterance.request, error.with_traceback(None))
 
     def _fail(self, request: Request, error: Exception) -> None:
         self.scheduler.end(request, as_error(error))
