@@ -22,9 +22,12 @@ class Names(griffe.Extension):
     """Uses comments as docstrings of attributes, and links public names."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Take the description of a setting, otherwise the comment after an attribute or the comments above it."""
-        keywords = {getattr(each, "name", ""): each for each in getattr(attr.value, "arguments", ())}
-        if "description" in keywords:
+        """Take the description of a setting or an option, otherwise the comment after or above an attribute."""
+        arguments = getattr(attr.value, "arguments", ())
+        keywords = {getattr(each, "name", ""): each for each in arguments}
+        if str(getattr(attr.value, "function", "")) == "option":  # `s1_mini.types.option(default, help, …)`
+            text, attr.value = str(ast.literal_eval(str(arguments[1]))), arguments[0]
+        elif "description" in keywords:
             try:
                 text = str(ast.literal_eval(str(keywords["description"].value)))
             except ValueError:  # an f-string, whose values are not known here
