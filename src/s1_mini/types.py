@@ -85,7 +85,7 @@ MAX_LEXICON_LINES_LENGTH = MAX_LEXICON_ENTRIES * 2 * MAX_LEXICON_LENGTH  # chara
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option of requests: it is checked, and commands and the HTTP API describe it."""
+    """The description of an option of requests, which is checked by it; commands and the HTTP API show it."""
 
     name: str
     kind: Any  # its type, without None
