@@ -23,7 +23,7 @@ class Names(griffe.Extension):
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """Take the description of a setting or an option, otherwise the comment after or above an attribute."""
-        arguments = getattr(attr.value, "arguments", ())
+        arguments: list[Any] = list(getattr(attr.value, "arguments", ()))
         keywords = {getattr(each, "name", ""): each for each in arguments}
         if str(getattr(attr.value, "function", "")) == "option":  # `s1_mini.types.option(default, help, …)`
             text, attr.value = str(ast.literal_eval(str(arguments[1]))), arguments[0]
