@@ -301,13 +301,13 @@ class Preparation:
             plan = running.planner.plan(request, check)
         else:
             running.check_stream(request)
-        encoded = [running.references.find(each) for each in request.references]
+        keys = tuple(running.references.key(each) for each in request.references)
+        encoded = list(map(running.references.find, request.references, keys))
         known = [voice for voice in encoded if voice is not None]
         if len(known) == len(encoded):
             self._begin(plan, known)
         else:
-            subject = tuple(running.references.key(each) for each in request.references)
-            self._encoding = self._submit(running.recordings, partial(self._encode, plan), subject)
+            self._encoding = self._submit(running.recordings, partial(self._encode, plan), keys)
             if self._is_cancelled:
                 self._encoding.cancel()
 

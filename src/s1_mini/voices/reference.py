@@ -107,9 +107,12 @@ class ReferenceEncoder(ReferenceReader):
         """Return the same value for the same recording. Raises the errors of `encode`."""
         return self.cache.key(self._read(reference))
 
-    def find(self, reference: Reference) -> Voice | None:
-        """Return the voice of a reference that was encoded before, or None. Raises the errors of `encode`."""
-        known = self.cache.find(self.key(reference))
+    def find(self, reference: Reference, key: str = "") -> Voice | None:
+        """Return the voice of a reference that was encoded before, or None. Raises the errors of `encode`.
+
+        A `key` that is known already saves reading the recording.
+        """
+        known = self.cache.find(key or self.key(reference))
         return None if known is None else replace(known, text=self._text(reference))
 
     def encode(self, reference: Reference, check: Check | None = None) -> Voice:
