@@ -134,6 +134,8 @@ def _field(option: Option) -> tuple[Any, Any]:
     return kind | None if option.is_optional else kind, Field(**default, description=described)
 
 
+_HELP = {each.name: each.help for each in REQUEST_OPTIONS}
+
 if TYPE_CHECKING:
     OptionsBody: Any
 else:
@@ -187,9 +189,7 @@ class SpeechBody(Sampling):
     format: Format = "wav"
     stream: bool = Field(False, description="Send audio while it is generated.")
     word_times: bool = WORD_TIMES
-    chunk_profile: ChunkProfile | None = Field(
-        None, description="ttfa: earliest first audio; throughput: fewest, longest chunks; balanced: in between."
-    )
+    chunk_profile: ChunkProfile | None = Field(None, description=_HELP["chunk_profile"])
 
     def to_request(self, recording: bytes | None = None) -> SpeechRequest:
         """Return the request; `recording` is the decoded reference, if any. Raises `InvalidError`, `ParameterError`."""

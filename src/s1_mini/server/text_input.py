@@ -87,7 +87,7 @@ class TextInput:
         self._has_moved.set()
 
     def _look_at(self, track: Track) -> None:
-        """Speak the complete sentences of a track that does not get the next text."""
+        """Speak the complete sentences of a track that were not looked at yet."""
         if track.num_seen < len(track.rest) and isinstance(way := self._way(track), _Sentences):
             way.put(track, *cut_arriving(track.rest))
 
@@ -164,7 +164,7 @@ class TextInput:
         if track.num_seen < len(track.rest):
             if (left_s := self._last_text + UNREAD_S - now) > 0:
                 return left_s
-            way.put(track, *cut_arriving(track.rest))
+            self._look_at(track)
         start = track.config.early_start(self._state.settings)
         if self.queue or start == EarlyStart() or track.config.text_type != "text":
             return None
@@ -196,7 +196,7 @@ class _Way(ABC):
         self._speak(track, self._take(track))
 
     def _take(self, track: Track) -> str:
-        """Return the rest. There is no rest then, so that nothing else speaks it meanwhile."""
+        """Return the rest and remove it, so that nothing else speaks it meanwhile."""
         text, track.rest, track.num_seen = track.rest, "", 0
         return text
 
