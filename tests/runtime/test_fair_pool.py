@@ -75,6 +75,7 @@ def test_work_of_one_subject_takes_one_place_and_runs_one_after_the_other() -> N
 
     try:
         futures = [recordings.submit(count, subject="a recording") for _ in range(5)]
+        wait_until(lambda: recordings.health()["running"] == 1)  # and takes no place any more
         other = recordings.submit(lambda _: begun[0], subject="another recording")
 
         assert other.result(EVENTUALLY_S) == 1
