@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.codecs.dac.config import DacConfig, read_dac_config
@@ -35,6 +35,17 @@ if TYPE_CHECKING:
 RESIDUAL_CODEBOOK_SIZE = 1024
 
 
+class Ras(NamedTuple):
+    """Repetition-aware sampling: a semantic token of the last frames is drawn once more, with these parameters.
+
+    The second draw has the request's top-k, and its token is final, even if it is also one of the last frames'.
+    """
+
+    window: int  # number of last frames; the first frame of an utterance is not one of them
+    temperature: float
+    top_p: float
+
+
 @dataclass(frozen=True)
 class S1Config:
     """Architecture of one model, built with `from_json`."""
@@ -54,11 +65,13 @@ class S1Config:
     alignment: AlignmentHead | None = None
     semantic_begin: int | None = None
     semantic_end: int | None = None
+    ras: Ras | None = None  # models with it have top-k and no repetition penalty
+    residual_limit: int | None = RESIDUAL_CODEBOOK_SIZE  # None: residual codes come from the whole head
 
     @property
     def residual_codebook_size(self) -> int:
         """Number of codes of a residual codebook that the depth transformer can sample."""
-        return min(RESIDUAL_CODEBOOK_SIZE, self.codebook_size)
+        return self.codebook_size if self.residual_limit is None else min(self.residual_limit, self.codebook_size)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> S1Config:
