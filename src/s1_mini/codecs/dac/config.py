@@ -56,6 +56,11 @@ class DacConfig:
     q_dim: int = _size(1024)
     q_inter: int = _size(3072)
     q_window: int = _size(128)
+    # Sizes of the post module, if they differ from the pre module's, which are above.
+    post_n_layer: int | None = _size(None, most=MAX_LAYERS)
+    post_n_head: int | None = _size(None)
+    post_n_local_heads: int | None = _size(None)
+    post_inter: int | None = _size(None)
     # Samples are ceiling · tanh(drive · x); in training, both factors are 1. A higher drive makes audio louder; a lower
     # ceiling makes audio quieter and limits its peaks.
     drive: float = _factor(16)
@@ -76,19 +81,26 @@ class DacConfig:
         heads = max(1, dim // self.enc_head_dim)
         return BlockConfig(dim, heads, heads, self.enc_head_dim, 3 * dim, NORM_EPS, layer_scale=True)
 
-    def quantizer_block(self) -> BlockConfig:
+    @property
+    def _heads(self) -> dict[str, tuple[int, int]]:
+        """Heads, and heads of keys and values, of the pre module (q) and the post module (post)."""
+        post = self.post_n_head or self.q_n_head
+        return {
+            "q": (self.q_n_head, self.q_n_local_heads or self.q_n_head),
+            "post": (post, self.post_n_local_heads or self.q_n_local_heads or post),
+        }
+
+    def pre_block(self) -> BlockConfig:
+        return self._quantizer_block("q", self.q_inter)
+
+    def post_block(self) -> BlockConfig:
+        return self._quantizer_block("post", self.post_inter or self.q_inter)
+
+    def _quantizer_block(self, prefix: str, inner: int) -> BlockConfig:
         from s1_mini.layers.transformer import BlockConfig
 
-        heads = self.q_n_head
-        return BlockConfig(
-            self.q_dim,
-            heads,
-            self.q_n_local_heads or heads,
-            self.q_dim // heads,
-            self.q_inter,
-            NORM_EPS,
-            layer_scale=True,
-        )
+        heads, kv_heads = self._heads[prefix]
+        return BlockConfig(self.q_dim, heads, kv_heads, self.q_dim // heads, inner, NORM_EPS, layer_scale=True)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> DacConfig:
@@ -101,11 +113,12 @@ class DacConfig:
         return config
 
     def _check(self) -> None:
-        if self.q_dim % self.q_n_head or self.q_n_head % (self.q_n_local_heads or self.q_n_head):
-            raise CheckpointMismatchError(
-                f"codec_config.json: q_dim={self.q_dim} must be a multiple of q_n_head={self.q_n_head}, and q_n_head a "
-                f"multiple of q_n_local_heads={self.q_n_local_heads}"
-            )
+        for name, (heads, kv_heads) in self._heads.items():
+            if self.q_dim % heads or heads % kv_heads:
+                raise CheckpointMismatchError(
+                    f"codec_config.json: q_dim={self.q_dim} must be a multiple of {name}_n_head={heads}, and "
+                    f"{name}_n_head a multiple of {name}_n_local_heads={kv_heads}"
+                )
         if math.prod(self.decoder_rates) * math.prod(self.downsample_factor) != self.samples_per_frame:
             raise CheckpointMismatchError(
                 f"codec_config.json: encoder_rates {self.encoder_rates} and decoder_rates {self.decoder_rates} must "
@@ -121,7 +134,11 @@ class DacConfig:
             )
 
 
-def read_dac_config(directory: Path) -> DacConfig:
-    """Read `codec_config.json`, which published checkpoints lack; without the file, return the published sizes."""
+def read_dac_config(directory: Path, known: Mapping[str, Any] | None = None) -> DacConfig:
+    """Read `codec_config.json`, which published checkpoints lack.
+
+    Absent keys have the values of `known`, by key, or else those of S1-mini. Raises `CheckpointError`.
+    """
     path = directory / "codec_config.json"
-    return DacConfig.from_json(read_json(path)) if path.exists() else DacConfig()
+    stored = read_json(path) if path.exists() else {}
+    return DacConfig.from_json({**(known or {}), **{key: value for key, value in stored.items() if value is not None}})

@@ -31,6 +31,7 @@ from s1_mini.codecs.causal.layers import (
 )
 from s1_mini.codecs.dac.config import ROPE_BASE, DacConfig
 from s1_mini.codecs.stream_state import StreamState
+from s1_mini.layers.transformer import BlockConfig
 
 ENCODE_BLOCK = 256  # frames that `encode` processes at once, so that its memory does not grow with the length
 # The same on a CPU: cancelled work and the steps of other requests wait for one block (0.3 s instead of 3 s of CPU time
@@ -143,6 +144,17 @@ class QuantizerStack(nn.Module):
         return torch.stack(codes, dim=1), x
 
 
+def _window_transformer(config: DacConfig, block: BlockConfig, layers: int) -> WindowTransformer:
+    return WindowTransformer(
+        block,
+        layers=layers,
+        window=config.q_window,
+        max_steps=config.q_block_size,
+        rope_base=ROPE_BASE,
+        rope_dtype=torch.bfloat16,
+    )
+
+
 class Quantizer(nn.Module):
     """All codebooks, and the layers between the codebooks and the convolutions."""
 
@@ -151,25 +163,14 @@ class Quantizer(nn.Module):
         dim, code_dim = config.input_dim, config.codebook_dim
         self.semantic_quantizer = QuantizerStack(1, dim, config.semantic_codebook_size, code_dim, encodes=encodes)
         self.quantizer = QuantizerStack(config.n_codebooks, dim, config.codebook_size, code_dim, encodes=encodes)
-        self.post_module = self._transformer(config)
+        self.post_module = _window_transformer(config, config.post_block(), config.post_n_layer or config.q_n_layer)
         factors = config.downsample_factor
         self.upsample = Chain(
             *(Chain(CausalConvTranspose1d(dim, dim, f, stride=f), ConvNeXtBlock(dim)) for f in reversed(factors))
         )
         if encodes:
-            self.pre_module = self._transformer(config)
+            self.pre_module = _window_transformer(config, config.pre_block(), config.q_n_layer)
             self.downsample = Chain(*(Chain(CausalConv1d(dim, dim, f, stride=f), ConvNeXtBlock(dim)) for f in factors))
-
-    @staticmethod
-    def _transformer(config: DacConfig) -> WindowTransformer:
-        return WindowTransformer(
-            config.quantizer_block(),
-            layers=config.q_n_layer,
-            window=config.q_window,
-            max_steps=config.q_block_size,
-            rope_base=ROPE_BASE,
-            rope_dtype=torch.bfloat16,
-        )
 
     def decode(self, codes: Tensor) -> Tensor:
         """Return the input of the post module [B, C, F] for codes [B, K, F]."""

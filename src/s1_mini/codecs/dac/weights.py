@@ -75,12 +75,17 @@ def check(config: DacConfig, named: Mapping[str, Tensor], *, encodes: bool, sour
 
 
 def open_dac(
-    directory: Path, *, encodes: bool, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    directory: Path,
+    config: DacConfig | None = None,
+    *,
+    encodes: bool,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
 ) -> Dac:
-    """Open the codec of a checkpoint directory. Raises `CheckpointError`."""
+    """Open the codec of a checkpoint directory; its sizes are read unless given. Raises `CheckpointError`."""
     path = find_tensors(directory, "codec")
     return build_codec(
-        read_dac_config(directory),
+        config or read_dac_config(directory),
         read_tensors(path),
         encodes=encodes,
         dtype=dtype,
