@@ -11,9 +11,10 @@ import torch
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.exceptions import CapacityError, CheckpointMismatchError, VoiceError
 from s1_mini.families.base import PromptOptions
+from s1_mini.families.codec_lm.vocabulary import byte_letters
 from s1_mini.families.qwen3.loaded import LoadedQwen3
 from s1_mini.families.qwen3.prompt import TEXTS, Columns
-from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer, byte_letters
+from s1_mini.families.qwen3.tokenizer import Qwen2Tokenizer
 from s1_mini.families.qwen3.voice import CODES, PRESET, VECTOR
 from s1_mini.types import Voice
 from tests.families.qwen3_room import clone, opened, written

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.alignment import read_head
+from s1_mini.families.codec_lm.generation import read_generation
 from s1_mini.families.qwen3.settings import Qwen3Settings
 from s1_mini.layers.json_config import MAX_LAYERS, POSITIVE, invalid, read_flag, read_number, read_size
+from s1_mini.types import SamplingParams
 from s1_mini.weights.directory import read_json
 
 if TYPE_CHECKING:
@@ -67,28 +69,19 @@ class Defaults:
     @classmethod
     def read(cls, directory: Path) -> Defaults:
         """Read the file, if it exists. If it turns sampling off, the temperature is 0. Raises `CheckpointError`."""
-        path = directory / "generation_config.json"
-        values = read_json(path) if path.exists() else {}
-
-        def real(key: str, default: float, most: float, *, least: float = 0.0) -> float:
-            allowed = f"a number from {least:g} to {most:g}"
-            return read_number(f"{path.name}: {key}", values.get(key, default), lambda x: least <= x <= most, allowed)
-
-        def number(key: str, default: int) -> int:
-            return read_size(f"{path.name}: {key}", values.get(key, default), 2**17, least=0)
-
-        def flag(key: str) -> bool:
-            return read_flag(f"{path.name}: {key}", values.get(key, True))
-
+        code = read_generation(
+            directory, SamplingParams(0.9, top_p=1.0, repetition_penalty=1.05, max_new_tokens=2048, top_k=50)
+        )
+        depth = read_generation(directory, SamplingParams(0.9, top_p=1.0, top_k=50), prefix="subtalker_")
         return cls(
-            temperature=real("temperature", 0.9, 2) if flag("do_sample") else 0.0,
-            top_k=number("top_k", 50),
-            top_p=real("top_p", 1.0, 1, least=1e-6),
-            repetition_penalty=real("repetition_penalty", 1.05, 2, least=1e-6),
-            max_new_tokens=max(1, number("max_new_tokens", 2048)),
-            depth_temperature=real("subtalker_temperature", 0.9, 2) if flag("subtalker_dosample") else 0.0,
-            depth_top_k=number("subtalker_top_k", 50),
-            depth_top_p=real("subtalker_top_p", 1.0, 1, least=1e-6),
+            temperature=code.temperature,
+            top_k=code.top_k,
+            top_p=code.top_p,
+            repetition_penalty=code.repetition_penalty,
+            max_new_tokens=code.max_new_tokens,
+            depth_temperature=depth.temperature,
+            depth_top_k=depth.top_k,
+            depth_top_p=depth.top_p,
         )
 
     def with_settings(self, settings: Qwen3Settings) -> Defaults:

@@ -19,9 +19,9 @@ from s1_mini.codecs.qwen12.random import TINY as TINY_CODEC
 from s1_mini.codecs.qwen12.speaker import PREFIX as SPEAKER_PREFIX
 from s1_mini.codecs.qwen12.speaker import SpeakerConfig, SpeakerEncoder
 from s1_mini.families.base import Form
+from s1_mini.families.codec_lm.vocabulary import byte_letters
 from s1_mini.families.qwen3.config import NUM_CONTROLS, Qwen3Config
 from s1_mini.families.qwen3.settings import CODEC_FOLDER
-from s1_mini.families.qwen3.tokenizer import byte_letters
 from s1_mini.families.qwen3.weights import published_shapes
 from s1_mini.weights.fit import skeleton
 from s1_mini.weights.write import new_directory, write_json, write_tensors
