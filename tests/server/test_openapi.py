@@ -98,7 +98,8 @@ def forbidden(kind: dict[str, Any]) -> list[Any]:
     values += ["../No"] if "pattern" in kind else []
     values += [1.5] if kind["type"] == "integer" else []
     if kind["type"] == "array":
-        values += [[], [{"text": " "}] * (kind["maxItems"] + 1)]
+        values += [[]] if kind.get("minItems") else []
+        values += [[{"text": " "}] * (kind["maxItems"] + 1)]
     return values
 
 
@@ -130,6 +131,8 @@ def test_each_field_accepts_what_its_schema_allows_and_nothing_else(
                 continue
             if name == "top_k" and is_allowed and value:
                 continue  # this checkpoint has none
+            if name == "references" and is_allowed:
+                continue  # needs a recording
             if value == "ssml" and is_allowed:
                 continue  # the text of this test is not SSML
             status, at_fault = ask(http, path, kind, BODIES[path, kind] | {name: value})

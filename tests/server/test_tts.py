@@ -103,6 +103,47 @@ def test_a_form_with_a_recording_equals_the_same_json(http: httpx2.Client, tone:
     assert formed.content == coded.content
 
 
+def test_a_body_of_fish_speech_equals_ours(http: httpx2.Client, tone: np.ndarray) -> None:
+    coded = base64.b64encode(encode(tone, 44_100, "wav")).decode()
+    ours = SHORT | {"text": "2 cats.", "max_new_tokens": 20, "normalize": "auto", "stream": True}
+    ours |= {"reference_audio": coded, "reference_text": "Ah."}
+    theirs = SHORT | {"text": "2 cats.", "max_new_tokens": 20, "normalize": True, "streaming": True}
+    theirs |= {"references": [{"audio": coded, "text": "Ah."}], "reference_id": None, "chunk_length": 300}
+    theirs |= {"latency": "normal", "use_memory_cache": "off", "format": "wav"}
+
+    answers = [http.post("/v1/tts", json=body) for body in (ours, theirs)]
+
+    assert answers[0].status_code == 200
+    assert answers[0].content == answers[1].content
+    assert "content-length" not in answers[1].headers
+
+
+def test_fish_speech_s_reference_id_is_a_voice(http: httpx2.Client, robin: str) -> None:
+    ours = http.post("/v1/tts", json=SHORT | {"voice": robin, "normalize": "off"})
+    theirs = http.post("/v1/tts", json=SHORT | {"reference_id": robin, "references": [], "normalize": False})
+
+    assert ours.status_code == 200
+    assert theirs.content == ours.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"references": [{"audio": "QUFB"}] * 2}, "references"),
+        ({"references": [{"audio": "QUFB"}], "reference_text": "Ah."}, "references"),
+        ({"references": ["me.wav"]}, "references.0"),
+        ({"reference_id": "robin", "voice": "robin"}, "reference_id"),
+        ({"streaming": True, "stream": False}, "streaming"),
+        ({"reference_id": "nobody"}, "voice"),
+        ({"normalize": 2}, "normalize"),
+    ],
+)
+def test_a_wrong_field_of_fish_speech_is_named(http: httpx2.Client, fields: dict[str, object], named: str) -> None:
+    error = http.post("/v1/tts", json=SHORT | fields).json()["error"]
+
+    assert error["field"].startswith(named), error
+
+
 def test_a_batch_has_the_documented_format_and_an_item_fails_alone(http: httpx2.Client) -> None:
     body = {
         "items": [{"text": "Hello world"}, {"text": " "}, {"text": "Goodbye world"}],

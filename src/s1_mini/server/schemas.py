@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, create_model, model_validator
 from pydantic.config import JsonDict
@@ -25,6 +25,7 @@ from s1_mini.types import (
     REQUEST_OPTIONS,
     AudioFormat,
     ChunkProfile,
+    Normalize,
     OnUnsupported,
     Option,
     PausesOption,
@@ -58,6 +59,10 @@ def _as_entries(value: Any) -> Any:
         return read_lines(value)
     except MarkupError as error:
         raise PydanticCustomError("lexicon", "{reason}", {"reason": error.reason}) from None
+
+
+def _as_mode(value: Any) -> Any:
+    return ("auto" if value else "off") if isinstance(value, bool) else value
 
 
 Lexicon = Annotated[dict[str, str], BeforeValidator(_as_entries)]  # the engine limits the entries
@@ -163,6 +168,9 @@ SKIP_BY_DEFAULT: Any = Field(
 )
 
 
+IGNORED_CHUNK_LENGTH: Any = Field(
+    None, description="Accepted for compatibility and ignored; the server's S1_MINI_CHUNK_LENGTH applies."
+)
 WORD_TIMES: Any = Field(
     False,
     description="Return JSON with the audio as base64, the times of its words, and those of <mark> elements. /v1/tts "
@@ -170,7 +178,46 @@ WORD_TIMES: Any = Field(
 )
 
 
-class SpeechBody(Sampling):
+class FishSpeechReference(Strict):
+    """A recording in Fish-Speech's field `references`."""
+
+    audio: Base64Audio
+    text: str = Field("", description="Transcript of the recording, word for word.")
+
+
+class FishSpeechBody(Sampling):
+    """Fields of Fish-Speech's server besides those that have the same name here."""
+
+    normalize: Annotated[Normalize | None, BeforeValidator(_as_mode)] = Field(
+        None, description=f"{_HELP['normalize']} In JSON, true stands for auto, and false for off."
+    )
+    streaming: bool | None = Field(None, description="Fish-Speech's name of `stream`.")
+    reference_id: VoiceName | None = Field(None, description="Fish-Speech's name of `voice`.")
+    references: list[FishSpeechReference] | None = Field(
+        None, max_length=1, description="Fish-Speech's name of `reference_audio` and `reference_text`."
+    )
+    chunk_length: ChunkLength | None = IGNORED_CHUNK_LENGTH
+    latency: Literal["normal", "balanced"] | None = Field(None, description="Ignored.")
+    use_memory_cache: Literal["on", "off"] | None = Field(None, description="Ignored.")
+
+    @model_validator(mode="after")
+    def _translate(self) -> Self:
+        """Set our fields. Raises `InvalidError` if the body has a field by both names."""
+        named: list[tuple[str, str, Any]] = [("streaming", "stream", self.streaming)]
+        named.append(("reference_id", "voice", self.reference_id))
+        if self.references:
+            named.append(("references", "reference_audio", self.references[0].audio))
+            named.append(("references", "reference_text", self.references[0].text))
+        for theirs, ours, value in named:
+            if value is not None and ours in self.model_fields_set:
+                raise InvalidError(theirs, f"cannot be combined with {ours}, which has the same meaning")
+        for _, ours, value in named:
+            if value is not None:
+                setattr(self, ours, value)
+        return self
+
+
+class SpeechBody(FishSpeechBody):
     """Body of `POST /v1/tts`."""
 
     model_config = ConfigDict(
@@ -218,9 +265,7 @@ class BatchBody(Sampling):
 
     # Items are validated one by one.
     items: list[Any] = Field(min_length=1, json_schema_extra={"items": BatchItem.model_json_schema()})
-    chunk_length: ChunkLength | None = Field(
-        None, description="Accepted for compatibility and ignored; the server's S1_MINI_CHUNK_LENGTH applies."
-    )
+    chunk_length: ChunkLength | None = IGNORED_CHUNK_LENGTH
     format: Format = "wav"
     word_times: bool = WORD_TIMES
 
