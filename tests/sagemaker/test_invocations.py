@@ -74,6 +74,37 @@ def test_a_form_with_a_recording_equals_the_same_json(http: httpx2.Client, tone:
     assert by_form.content == by_json.content
 
 
+def test_the_body_of_hugging_face_s_containers_equals_ours(http: httpx2.Client) -> None:
+    options = {name: value for name, value in SHORT.items() if name != "text"}
+    body = {"inputs": SHORT["text"], "parameters": options}
+    lines = json.dumps(body) + "\n" + json.dumps(SHORT)
+
+    ours = http.post("/invocations", json=SHORT)
+    theirs = http.post("/invocations", json=body)
+    flat = http.post("/invocations", json={"inputs": SHORT["text"]} | options)
+    each = http.post("/invocations", content=lines, headers={"Content-Type": "application/jsonlines"}).text.splitlines()
+
+    assert theirs.content == flat.content == ours.content
+    assert each[0] == each[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"inputs": ["Hi.", "Oh."]}, "inputs"),
+        ({"inputs": "Hi.", "text": "Oh."}, "text"),
+        ({"inputs": "Hi.", "parameters": [1]}, "parameters"),
+        ({"inputs": "Hi.", "parameters": {"seed": 1}, "seed": 2}, "seed"),
+        ({"inputs": "Hi.", "parameters": {"pitch": 1}}, "pitch"),
+        ({"parameters": {"seed": 1}}, "parameters"),
+    ],
+)
+def test_a_wrong_field_of_that_body_is_named(http: httpx2.Client, body: dict[str, Any], field: str) -> None:
+    answer = http.post("/invocations", json=body)
+
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, field)
+
+
 def test_json_lines_give_as_many_lines_in_the_same_order(http: httpx2.Client) -> None:
     lines: list[Any] = [SHORT | {"seed": seed} for seed in range(12)]
     lines[3], lines[7] = {"text": " "}, {"wrong": 1}

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -41,6 +41,7 @@ from s1_mini.server.errors import (
     NotFoundError,
     TooManyRequestsError,
     describe,
+    quoted,
 )
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures
 from s1_mini.server.record import record_of
@@ -94,8 +95,28 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*+\{")
 
 
-class InvocationBody(SpeechBody):
-    """Body of `POST /invocations`: the body of `/v1/tts`, or one that opens or closes a session."""
+class InferenceBody(SpeechBody):
+    """The body of `/v1/tts`, or that of Hugging Face's containers: a text as `inputs`, and options in `parameters`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_parameters(cls, data: Any) -> Any:
+        """Raises `InvalidError`."""
+        if not isinstance(data, dict) or "inputs" not in data:
+            return data
+        options, text = data.get("parameters") or {}, data["inputs"]
+        if not isinstance(text, str):
+            raise InvalidError("inputs", f"{quoted(text)} is not a text; send several texts as JSON lines")
+        if not isinstance(options, dict):
+            raise InvalidError("parameters", f"{quoted(options)} is not an object such as {{'voice': 'clara'}}")
+        others = {name: value for name, value in data.items() if name not in ("inputs", "parameters")}
+        if repeated := ({"text"} & {*options, *others}) or options.keys() & others.keys():
+            raise InvalidError(min(repeated), "was given more than once")
+        return {"text": text, **options, **others}
+
+
+class InvocationBody(InferenceBody):
+    """Body of `POST /invocations`, which may also open or close a session."""
 
     text: Text | None = None  # type: ignore[assignment] # a session may be opened or closed without speaking
     format: Format | None = None  # type: ignore[assignment] # Accept may name it
@@ -284,7 +305,7 @@ async def _speak_lines(request: Request, engine: SpeechEngine, lines: list[bytes
 async def _answer_line(request: Request, engine: SpeechEngine, line: bytes) -> tuple[bytes, AudioResponse | None]:
     try:
         speech_request = await asyncio.to_thread(
-            lambda: replace(parse_json(line, SpeechBody).to_request(), streams=False)
+            lambda: replace(parse_json(line, InferenceBody).to_request(), streams=False)
         )
         speech = await _speak_patiently(request, engine, speech_request)
     except S1MiniError as error:
