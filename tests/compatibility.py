@@ -223,7 +223,12 @@ OPERATIONS = {
         Operation("voices.get_all", "GET /v1/voices", is_present=True),
         Operation("voices.get", "GET /v1/voices/{id}", is_present=True),
         Operation("voices.delete", "DELETE /v1/voices/{id}", is_present=True),
-        Operation("voices.search", "GET /v2/voices"),
+        Operation(
+            "voices.search",
+            "GET /v2/voices",
+            is_present=True,
+            note="pages, `search`, `category`, `voice_ids` and `sort_direction` act; other parameters are ignored",
+        ),
         Operation("voices.update", "POST /v1/voices/{id}/edit"),
         Operation("voices.share", "POST /v1/voices/add/{user}/{id}"),
         Operation("voices.get_shared", "GET /v1/shared-voices"),

@@ -174,6 +174,34 @@ def eleven(door: Door) -> Iterator[Any]:
         yield package.ElevenLabs(base_url=door.url, api_key="none", httpx_client=plain)
 
 
+@pytest.fixture
+def voices(door: Door, tone: np.ndarray) -> Iterator[list[str]]:
+    """The names of added voices, in order."""
+    names = ["ann", "bob", "carl", "dora"]
+    for name in names:
+        door.engine.add_voice(name, tone, "Ah.", description="a man" if name in ("bob", "carl") else "a woman")
+    yield names
+    for name in names:
+        door.engine.delete_voice(name)
+
+
+def test_elevenlabs_client_searches_voices_and_reads_them_in_pages(eleven: Any, voices: list[str]) -> None:
+    def names(**options: Any) -> list[str]:
+        return [voice.voice_id for voice in eleven.voices.search(**options).voices]
+
+    pages = [eleven.voices.search(page_size=3)]
+    while pages[-1].has_more:
+        pages.append(eleven.voices.search(page_size=3, next_page_token=pages[-1].next_page_token))
+
+    assert [[voice.voice_id for voice in page.voices] for page in pages] == [voices[:3], voices[3:]]
+    assert {page.total_count for page in pages} == {4}
+    assert names(page_size=100, sort_direction="desc", language="en") == voices[::-1]
+    assert names(sort_direction="desc", page_size=2, next_page_token="carl") == ["bob", "ann"]
+    assert names(search=" WOMAN", category="cloned") == ["ann", "dora"]
+    assert names(voice_ids=["carl", "ann", "nobody"]) == ["ann", "carl"]
+    assert names(category="premade") == []
+
+
 def test_elevenlabs_client_speaks_streams_and_lists_voices(eleven: Any) -> None:
     options = {"text": "Good morning.", "output_format": "pcm_24000", "seed": 1}
 

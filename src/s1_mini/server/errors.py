@@ -187,7 +187,7 @@ def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
 
 def detail_kind(scope: Scope) -> Literal["elevenlabs", "kokoro", "openai"] | None:
     """Return the service whose clients send this request and expect errors of another form or status."""
-    if scope["path"].startswith("/v1/text-to-speech/") or ELEVENLABS_KEY in Headers(scope=scope):
+    if scope["path"].startswith(("/v1/text-to-speech/", "/v2/voices")) or ELEVENLABS_KEY in Headers(scope=scope):
         return "elevenlabs"
     if scope["type"] == "http" and scope["path"].startswith(OPENAI_PATHS):
         return "openai"

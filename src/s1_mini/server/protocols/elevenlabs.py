@@ -29,7 +29,16 @@ from s1_mini.exceptions import RequestError
 from s1_mini.server.bodies import JSON, read_json
 from s1_mini.server.errors import InvalidError, code_of, message_of
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, inlined
-from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, SessionConfig, SpeechRequest, StartOptions, Text
+from s1_mini.server.routes import ready_engine
+from s1_mini.server.schemas import (
+    SKIP_BY_DEFAULT,
+    Sampling,
+    SessionConfig,
+    SpeechRequest,
+    StartOptions,
+    Text,
+    VoiceAnswer,
+)
 from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, Times, in_lines, respond, speak_body
 from s1_mini.server.speech_queue import Track
@@ -150,6 +159,43 @@ async def stream_with_timestamps(
     """Speak a text; each line of the response is a JSON object with audio and the times of characters."""
     speech, alignment = await _speak(request, voice, output_format, streams=True)
     return StreamedAnswer(in_lines(speech, partial(_line, alignment=alignment)), JSON, speech.headers)
+
+
+class VoicesPage(BaseModel):
+    """A page of the voices, in the order of their names."""
+
+    voices: list[VoiceAnswer]
+    has_more: bool
+    total_count: int = Field(description="Number of voices that match, on all pages.")
+    next_page_token: str | None = Field(description="Send it to get the next page.")
+
+
+# A plain function, which runs in a thread: there may be a hundred thousand voices.
+@router.get("/v2/voices", summary="Search voices, as ElevenLabs' API does", responses=failures(503, has_body=False))
+def search_voices(
+    request: Request,
+    *,
+    search: Annotated[str, Query(description="Part of a name, description or category.", max_length=1000)] = "",
+    category: str | None = None,
+    voice_ids: Annotated[list[str] | None, Query()] = None,
+    sort_direction: Literal["asc", "desc"] = "asc",
+    page_size: Annotated[int, Query(ge=1, le=100)] = 10,
+    next_page_token: Annotated[str, Query(description="`next_page_token` of the page before.")] = "",
+) -> VoicesPage:
+    """List the voices in pages; other parameters are ignored."""
+    given, is_reversed = map(VoiceAnswer.of, ready_engine(request).voices()), sort_direction == "desc"
+    matching = [
+        voice
+        for voice in sorted(given, key=lambda voice: voice.name, reverse=is_reversed)
+        if search.lower() in f"{voice.name}\n{voice.description}\n{voice.category}".lower()
+        and (category in (None, voice.category))
+        and (voice_ids is None or voice.name in voice_ids)
+    ]
+    after = next_page_token
+    left = [each for each in matching if not after or (each.name < after if is_reversed else each.name > after)]
+    has_more = len(left) > page_size
+    last = left[page_size - 1].name if has_more else None
+    return VoicesPage(voices=left[:page_size], has_more=has_more, total_count=len(matching), next_page_token=last)
 
 
 async def _speak(request: Request, voice: str, output_format: str, *, streams: bool) -> tuple[AudioResponse, Alignment]:
