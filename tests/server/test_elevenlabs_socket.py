@@ -304,3 +304,60 @@ def test_a_finished_sentence_is_spoken_although_another_context_gets_the_next_te
         say(socket, text="A", context_id="b")
 
         assert receive(socket)["contextId"] == "a"
+
+
+def test_a_context_is_spoken_while_an_earlier_one_is_not_finished(door: Door) -> None:
+    with session(door, PIPECAT) as socket:
+        with held_generation(SOUNDS) as held:
+            say(socket, text=LONG, context_id="a", flush=True)
+            assert receive(socket)["contextId"] == "a"
+            for name in ("b", "c"):
+                say(socket, text="Yes. ", context_id=name, flush=True)
+            seen: set[str] = set()
+            while not {"b", "c"} <= seen:
+                seen.add(receive(socket)["contextId"])
+            say(socket, context_id="b", close_context=True)
+            say(socket, context_id="a", close_context=True)
+            say(socket, context_id="a", close_context=True)
+            assert [message["contextId"] for message in until_final(socket)][-1] == "a"
+            held.release()
+        assert until_final(socket)[-1] == {"isFinal": True, "contextId": "b"}
+        say(socket, close_socket=True)
+        *_, last = hear(socket)[0]
+
+    assert last["contextId"] == "c"
+
+
+def test_the_sentences_of_each_context_are_spoken_in_order(door: Door) -> None:
+    names = ("a", "b", "c")
+    with session(door, f"{PIPECAT}&sync_alignment=true") as socket:
+        for _ in range(3):
+            for name in names:
+                say(socket, text="Oh, dear. ", context_id=name)
+        for name in names:
+            say(socket, context_id=name, flush=True)
+        say(socket, close_socket=True)
+        messages = hear(socket)[0]
+
+    durations = {name: seconds([each for each in messages if each["contextId"] == name]) for name in names}
+    assert durations["a"] == durations["b"] == durations["c"] > 1
+    finals = [message["contextId"] for message in messages if message.get("isFinal")]
+    assert sorted(finals) == ["a", "b", "c"]
+
+
+def test_contexts_wait_for_each_other_if_the_client_may_have_one_text_in_progress(
+    small_engine: ProductionTTSEngine,
+) -> None:
+    names = [str(number) for number in range(6)]
+    with serving(small_engine, max_requests_per_client=1) as door, session(door, PIPECAT) as socket:
+        for _ in range(2):
+            for name in names:
+                say(socket, text="Yes. ", context_id=name, flush=True)
+        say(socket, close_socket=True)
+        messages, _, code = hear(socket)
+
+    assert code == 1000
+    audio = [message["contextId"] for message in messages if message.get("audio")]
+    assert sorted(message["contextId"] for message in messages if message.get("isFinal")) == names
+    assert list(dict.fromkeys(audio)) == names  # each has its first sentence before the second one of another
+    assert audio.index("5") < len(audio) - 1 - audio[::-1].index("0")

@@ -329,7 +329,7 @@ class Sender:
         assert self._timer is not None
         self._timer.cancel()
         self._error = None  # its traceback refers to this object
-        self._record.charge_unread = None  # it refers to the output, which cancels its request once it is dropped
+        self._record.unread.clear()  # it refers to outputs, which cancel their requests once they are dropped
 
     async def send(self, message: Any) -> None:
         """Send a message."""
@@ -354,11 +354,12 @@ class Sender:
             return
         if asyncio.get_running_loop().time() >= self._ends:
             self._fail(ClientGoneError())
-        elif self._record.charge_unread is not None:
-            try:
-                self._record.charge_unread()
-            except S1MiniError as error:
-                self._fail(error)
+            return
+        try:
+            for charge in self._record.unread:
+                charge()
+        except S1MiniError as error:
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._error = error

@@ -31,7 +31,7 @@ class RequestLog:
     started: float = field(default_factory=time.perf_counter)
     client: str = ""  # the client that is charged
     holding: Holding | None = None
-    charge_unread: Callable[[], None] | None = None  # charges the audio of a stream that the client is not reading
+    unread: set[Callable[[], None]] = field(default_factory=set)  # each charges a stream's audio that was not read
     route: str | None = None  # path template, such as /v1/voices/{name}
     status: int = 0
     error_response: Callable[[BaseException, str | None], Response] = error_response  # in the client's error format

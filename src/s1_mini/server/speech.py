@@ -56,12 +56,13 @@ class _Deadline(NamedTuple):
         return RequestTimeoutError(f"{what} took longer than {self.allowed_s:g} s; {way_out}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Times:
-    """When the words of a text are spoken and the marks of its SSML are reached."""
+    """When the words of a text are spoken and the marks of its SSML are reached, and the duration of the audio."""
 
     words: list[Word] = field(default_factory=list)
     marks: list[SpokenMark] = field(default_factory=list)
+    audio_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,9 @@ class AudioResponse:
     times: Times = field(default_factory=Times)  # known times that `take_times` has not returned yet
 
     def take_times(self) -> Times:
-        """Return the words and marks whose times became known since the last call."""
-        taken = Times(self.times.words.copy(), self.times.marks.copy())
-        self.times.words.clear()
-        self.times.marks.clear()
+        """Return the words and marks whose times became known since the last call, and the seconds of new audio."""
+        taken = replace(self.times)
+        self.times.words, self.times.marks, self.times.audio_s = [], [], 0.0
         return taken
 
     def release(self) -> None:
@@ -167,7 +167,7 @@ class _Listener(AsyncIterator["AudioChunk"]):
         self._expiry: asyncio.TimerHandle | None = None
         self._charge = partial(_charge_unread, holding, self._output)
         if request.streams:  # `_whole` reads audio as it is generated, and charges it itself
-            record.charge_unread = self._charge
+            record.unread.add(self._charge)
 
     def end_at(self, deadline: _Deadline) -> None:
         """Raise an error from the next chunk once the deadline has passed."""
@@ -186,7 +186,9 @@ class _Listener(AsyncIterator["AudioChunk"]):
         except BaseException:
             self._end()
             raise
-        self._record.hear(chunk.frames, len(chunk.audio) / chunk.sample_rate, chunk.timing)
+        seconds = len(chunk.audio) / chunk.sample_rate
+        self._record.hear(chunk.frames, seconds, chunk.timing)
+        self._times.audio_s += seconds
         if chunk.words or chunk.marks:
             self._times.words.extend(chunk.words)
             self._times.marks.extend(chunk.marks)
@@ -201,7 +203,7 @@ class _Listener(AsyncIterator["AudioChunk"]):
         self._output.close()
 
     def _end(self) -> None:
-        self._record.charge_unread = None
+        self._record.unread.discard(self._charge)
         if self._expiry is not None:
             self._expiry.cancel()
 

@@ -1,4 +1,7 @@
-"""The queue of a session: stretches of text, which are spoken in order, and messages to be sent between them."""
+"""The queue of a session: stretches of text, which are spoken, and messages to be sent between them.
+
+All tracks are spoken at the same time; the entries of one track are handled in order.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-from s1_mini.exceptions import MarkupError, NothingToSpeakError, RequestError, TextError
+from s1_mini.exceptions import MarkupError, NothingToSpeakError, QueueFullError, RequestError, TextError
 from s1_mini.server.accounts import Resource
+from s1_mini.server.errors import BusyError, TooManyRequestsError
 from s1_mini.server.record import RequestLog
 from s1_mini.server.schemas import SessionConfig, SpeechRequest
 from s1_mini.server.speech import AudioResponse, Times, speak
@@ -42,6 +46,7 @@ class Track:
     stretches: Stretches = field(default_factory=Stretches)  # what was spoken last
     says: bool = False  # whether any text had something to speak
     sent_s: float = 0.0  # seconds of audio that were sent
+    runs_dry: float = 0.0  # when a client that plays the audio as it arrives has played all of it
     stream: TextStream | None = None  # the text that is being spoken while it arrives
 
     def end_stream(self) -> None:
@@ -86,7 +91,7 @@ class Listener(ABC):
 
 
 class SpeechQueue:
-    """Speaks stretches of text in order.
+    """Speaks stretches of text: all tracks at once, and those of one track in order.
 
     `state` is the application's; `on_change` is called with whether anything is in the queue, whenever it has changed.
     """
@@ -102,30 +107,30 @@ class SpeechQueue:
         assert record.holding is not None
         self._holding = record.holding  # charged for the recordings of waiting stretches, each recording once
         self.recording: bytes | None = None  # to clone
-        self._items: deque[_Item] = deque()  # including the one that is being spoken
+        self._items: dict[Track, deque[_Item]] = {}  # of each track with any, including those that are being handled
         self._has_changed = asyncio.Event()  # an item was added, or the queue was closed
+        self._num_speaking = 0  # texts that hold a place in the engine, or ask for one
+        self._has_room = asyncio.Event()  # one of them has ended
         self.is_closed = False  # nothing more is added
         self.is_finished = asyncio.Event()  # everything was spoken
-        self._speaking: asyncio.Future[None] | None = None  # the running work of the first of `_items`
+        self._working: dict[Track, asyncio.Future[None]] = {}  # the work of the first item of a track
+        self.failed: Track | None = None  # the track whose error has ended `run`
         self.num_waiting = 0  # characters in `_items`
         self.num_spoken = 0  # stretches of text
         self.last_moved = time.monotonic()  # when something was last spoken
-        self.runs_dry = 0.0  # when a client that plays the audio as it arrives has played all of it
 
     def __bool__(self) -> bool:
         return bool(self._items)
 
-    @property
-    def current(self) -> Track | None:
-        """The track that is being spoken."""
-        return self._items[0].track if self._items else None
+    def __contains__(self, track: Track) -> bool:
+        return track in self._items
 
     @property
     def waits_for_text(self) -> bool:
-        """Whether the text that is being spoken is not complete."""
-        request = self._items[0].request if self._items else None
-        stream = None if request is None else request.speech.stream
-        return stream is not None and not stream.is_closed
+        """Whether no text that is being spoken is complete."""
+        requests = [items[0].request for items in self._items.values()]
+        streams = [None if request is None else request.speech.stream for request in requests]
+        return bool(streams) and all(stream is not None and not stream.is_closed for stream in streams)
 
     def set_recording(self, recording: bytes | None) -> None:
         """Clone this recording from now on. Raises `BusyError` or `TooManyRequestsError`."""
@@ -134,11 +139,12 @@ class SpeechQueue:
 
     def _count_recordings(self, *, checked: bool = True) -> None:
         """Charge the recordings that are still needed. Raises `BusyError` or `TooManyRequestsError`."""
-        requests = [item.request for item in self._items if item.request is not None]
+        requests = [item.request for items in self._items.values() for item in items if item.request is not None]
         recordings = [self.recording or b"", *(request.reference for request in requests)]
         distinct = {id(recording): len(recording) for recording in recordings}
-        if self._items and (first := self._items[0].request) is not None:
-            distinct.pop(id(first.reference), None)  # charged by `speak`
+        for items in self._items.values():
+            if (first := items[0].request) is not None:
+                distinct.pop(id(first.reference), None)  # charged by `speak`
         self._holding.set(Resource.BODY_BYTES, sum(distinct.values()), checked=checked)
 
     def forget(self) -> None:
@@ -179,10 +185,10 @@ class SpeechQueue:
         self._append(_Item(track, work))
 
     def _append(self, item: _Item) -> None:
-        if len(self._items) >= MAX_ITEMS:
+        if sum(map(len, self._items.values())) >= MAX_ITEMS:
             reason = f"comes after {MAX_ITEMS} texts and flushes that are not spoken yet, which is the limit"
             raise TextError("text", f"{reason}; send them more slowly")
-        self._items.append(item)
+        self._items.setdefault(item.track, deque()).append(item)
         self._has_changed.set()
         self._on_change(True)
 
@@ -193,70 +199,106 @@ class SpeechQueue:
 
     async def clear(self, track: Track) -> None:
         """Drop the track's items, and stop its audio at once by cancelling the engine's request."""
-        speaking = self._items[0] if self._speaking is not None else None
-        kept: deque[_Item] = deque()
-        for item in self._items:
-            if item.track is track and item is not speaking:
-                self.num_waiting -= item.num_characters
-            else:
-                kept.append(item)
-        self._items = kept
-        if self._speaking is not None and speaking is not None and speaking.track is track:
-            self._speaking.cancel()
-            self.runs_dry = 0.0
-            await asyncio.wait({self._speaking})
+        working, items = self._working.get(track), self._items.get(track, deque())
+        while len(items) > (working is not None):
+            self.num_waiting -= items.pop().num_characters
+        if working is not None:
+            working.cancel()
+            track.runs_dry = 0.0
+            await asyncio.wait({working})
+        else:
+            self._items.pop(track, None)
 
     async def run(self) -> None:
         """Speak until the queue is closed and empty. Raises the errors of `speak` and of the listener."""
-        while self._items or not self.is_closed:
-            if not self._items:
-                self._has_changed.clear()
-                await self._has_changed.wait()
-                continue
-            speaking = self._speaking = asyncio.ensure_future(self._items[0].work())
-            try:
-                await asyncio.wait({speaking})
-                if not speaking.cancelled():  # by `clear`
-                    speaking.result()
-            except NothingToSpeakError as error:
-                await self._listener().skip(error)
-            except RequestError as error:
-                request = self._items[0].request
-                if request is None or (request.speech.text_type == "text" and not isinstance(error, MarkupError)):
-                    raise
-                await self._listener().reject(self._items[0].track, request.speech.text, error)
-            finally:
-                speaking.cancel()
-                await asyncio.wait({speaking})
-            self._speaking = None
-            item = self._items.popleft()
-            self.num_waiting -= item.num_characters
-            if item.request is not None and item.track.stream is item.request.speech.stream:
-                item.track.stream = None
-            self._count_recordings(checked=False)  # until now, `speak` has charged the recording of this item
-            self.last_moved = time.monotonic()
-            self._on_change(bool(self._items))
+        changing: asyncio.Future[Any] | None = None
+        try:
+            while self._items or not self.is_closed:
+                for track, items in self._items.items():
+                    if track not in self._working:
+                        self._working[track] = asyncio.ensure_future(self._work(items[0]))
+                changing = changing or asyncio.ensure_future(self._has_changed.wait())
+                await asyncio.wait({changing, *self._working.values()}, return_when=asyncio.FIRST_COMPLETED)
+                if changing.done():
+                    changing = None
+                    self._has_changed.clear()
+                for track, working in [*self._working.items()]:
+                    if working.done():
+                        self._end(track, working)
+        finally:
+            rest = {*self._working.values(), *([changing] if changing else [])}
+            for each in rest:
+                each.cancel()
+            if rest:
+                await asyncio.wait(rest)
         self.is_finished.set()
 
+    async def _work(self, item: _Item) -> None:
+        try:
+            await item.work()
+        except NothingToSpeakError as error:
+            await self._listener().skip(error)
+        except RequestError as error:
+            request = item.request
+            if request is None or (request.speech.text_type == "text" and not isinstance(error, MarkupError)):
+                raise
+            await self._listener().reject(item.track, request.speech.text, error)
+
+    def _end(self, track: Track, working: asyncio.Future[None]) -> None:
+        """Remove the first item of a track, which is done or was cancelled by `clear`. Raises its error."""
+        del self._working[track]
+        if not working.cancelled() and working.exception() is not None:
+            self.failed = track
+            working.result()
+        item = self._items[track].popleft()
+        if not self._items[track]:
+            del self._items[track]
+        self.num_waiting -= item.num_characters
+        if item.request is not None and track.stream is item.request.speech.stream:
+            track.stream = None
+        self._count_recordings(checked=False)  # until now, `speak` has charged the recording of this item
+        self.last_moved = time.monotonic()
+        self._on_change(bool(self._items))
+
+    async def _place(self, request: SpeechRequest) -> AudioResponse:
+        """Begin to speak. While other tracks speak, wait for one of them instead of failing without room."""
+        while True:
+            self._num_speaking += 1
+            try:
+                return await speak(self._state.engine, request, settings=self._state.settings, record=self._record)
+            except (BusyError, QueueFullError, TooManyRequestsError):
+                self._num_speaking -= 1
+                if not self._num_speaking:
+                    raise
+            except BaseException:
+                self._leave()
+                raise
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def _leave(self) -> None:
+        self._num_speaking -= 1
+        self._has_room.set()
+
     async def _say(self, track: Track, request: SpeechRequest) -> None:
-        listener, record, before_s = self._listener(), self._record, self._record.audio_s
-        speech = await speak(self._state.engine, request, settings=self._state.settings, record=record)
+        listener, said_s = self._listener(), 0.0
+        speech = await self._place(request)
         try:
             async with aclosing(cast("Any", speech.body)) as body:
                 said = replace(request.speech, text=_text_of(request))
                 await listener.start(track, replace(request, speech=said), speech)
-                heard_s = before_s
                 async for piece in body:
                     self.last_moved = time.monotonic()
-                    generated_s = record.audio_s
-                    await listener.send_audio(track, piece, speech.take_times())
-                    track.sent_s += generated_s - heard_s
-                    self.runs_dry = max(self.runs_dry, self.last_moved) + generated_s - heard_s
-                    heard_s = generated_s
+                    times = speech.take_times()
+                    await listener.send_audio(track, piece, times)
+                    track.sent_s += times.audio_s
+                    track.runs_dry = max(track.runs_dry, self.last_moved) + times.audio_s
+                    said_s += times.audio_s
                 times = speech.take_times()
                 if times.words or times.marks:  # at the end, after the last audio
                     await listener.send_audio(track, b"", times)
         finally:
             speech.release()  # needed because closing a body that has not begun releases nothing
+            self._leave()
         self.num_spoken += 1
-        await listener.finish(track, round(record.audio_s - before_s, 3))
+        await listener.finish(track, round(said_s, 3))

@@ -166,9 +166,9 @@ class TextInput:
                 return left_s
             self._look_at(track)
         start = track.config.early_start(self._state.settings)
-        if self.queue or start == EarlyStart() or track.config.text_type != "text":
+        if track in self.queue or start == EarlyStart() or track.config.text_type != "text":
             return None
-        if (left_s := self.queue.runs_dry - LEAD_S - now) > 0:
+        if (left_s := track.runs_dry - LEAD_S - now) > 0:
             return left_s
         left_s = self._last_text + start.pause_s - now
         piece, rest = start.cut(track.rest, has_paused=start.pause_s > 0 and left_s <= 0)

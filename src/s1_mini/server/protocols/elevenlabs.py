@@ -1,7 +1,7 @@
 """ElevenLabs' API: `/v1/text-to-speech/{voice}`, whole or streamed, with or without character times, and WebSockets.
 
-The WebSocket `stream-input` takes one text, `multi-stream-input` several, which are called contexts and are spoken one
-after the other. Clients send `close_context` for two purposes: because a text is complete, although some of its audio
+The WebSocket `stream-input` takes one text, `multi-stream-input` several, which are called contexts and are spoken at
+the same time. Clients send `close_context` for two purposes: because a text is complete, although some of its audio
 is not sent yet, or to interrupt the audio. The effect depends on the last flush:
 
 - The context was flushed in a message without text, and has received no text since: the rest of its audio is sent. A
@@ -351,6 +351,7 @@ class _ElevenLabs(Protocol):
     def __init__(self, session: Session, options: SocketOptions, config: SessionConfig) -> None:
         super().__init__(session)
         self._options, self._config = options, config
+        self._acting: str | None = None  # context of the message that is being handled
         self.idle_s = min(self.idle_s, options.inactivity_timeout or self.idle_s)
         session.text.options = {"word_times": session.state.engine.has_word_times}
 
@@ -399,7 +400,7 @@ class _ElevenLabs(Protocol):
     async def _send(self, context: Context, audio: str | None, characters: list[Character]) -> None:
         times = self._times(context, characters) if characters else None
         content = {"audio": audio, "isFinal": None, "alignment": times, "normalizedAlignment": times}
-        await self.session.send(content | _named(context))
+        await self.session.send(content | _named(context.id))
 
     def _times(self, context: Context, characters: list[Character]) -> dict[str, Any]:
         starts = [round(each.start_s * 1000) for each in characters]
@@ -414,13 +415,13 @@ class _ElevenLabs(Protocol):
 
     async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
         assert isinstance(track, Context)
-        await self.session.send({"message": message_of(error), "error": code_of(error)} | _named(track))
+        await self.session.send({"message": message_of(error), "error": code_of(error)} | _named(track.id))
 
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:
         error = description["error"]
         content = {"message": error["message"], "error": error["code"], "code": close_code}
-        current = self.session.queue.current
-        return content | (_named(current) if isinstance(current, Context) else {})
+        failed = self.session.queue.failed
+        return content | _named(failed.id if isinstance(failed, Context) else self._acting)
 
 
 class SingleText(_ElevenLabs):
@@ -450,6 +451,11 @@ class SeveralTexts(_ElevenLabs):
         self._contexts: dict[str | None, Context] = {}
 
     async def act(self, message: Message) -> None:
+        self._acting = message.context_id
+        await self._act(message)
+        self._acting = None
+
+    async def _act(self, message: Message) -> None:
         context = self._contexts.get(message.context_id)
         if self.session.queue.is_closed:
             return
@@ -495,8 +501,8 @@ class SeveralTexts(_ElevenLabs):
     async def _finalize(self, context: Context, **details: float) -> None:
         if self._contexts.get(context.id) is context:
             del self._contexts[context.id]
-        await self.session.send({"isFinal": True} | _named(context) | details)
+        await self.session.send({"isFinal": True} | _named(context.id) | details)
 
 
-def _named(context: Context) -> dict[str, str]:
-    return {} if context.id is None else {"contextId": context.id}
+def _named(context: str | None) -> dict[str, str]:
+    return {} if context is None else {"contextId": context}
