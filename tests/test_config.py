@@ -57,6 +57,7 @@ FIELDS = [
     "on_unsupported",
     "lexicon_path",
     "accept_ssml",
+    "label_audio",
     "max_text_length",
     "chunk_length",
     "max_reference_s",

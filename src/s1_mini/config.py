@@ -207,6 +207,11 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
         "`text_type` is not set",
     )
 
+    # What files and answers state about their audio (audio/container.py).
+    label_audio: bool = Field(
+        True, description="state in files, responses and corpora that the audio is synthetic (synthetic_audio.md)"
+    )
+
     # Limits for client input.
     max_text_length: int = Field(20_000, ge=1, description="maximum characters of one request")
     chunk_length: int | None = Field(

@@ -257,7 +257,8 @@ class ProductionTTSEngine(_LocalEngine):
         """
         request = TTSRequest.of(text, **options)
         chosen, started = check_format(audio_format), time.perf_counter()
-        return whole(self.submit(request, streams=False), started, chosen, return_bytes=return_bytes)
+        form = {"return_bytes": return_bytes, "is_labelled": self.config.label_audio}
+        return whole(self.submit(request, streams=False), started, chosen, **form)
 
     async def generate_async(
         self,
@@ -272,7 +273,8 @@ class ProductionTTSEngine(_LocalEngine):
         chosen, started = check_format(audio_format), time.perf_counter()
         async with aclosing(self.submit(request, streams=False)) as output:
             heard = [chunk async for chunk in output]
-        return await asyncio.to_thread(whole, heard, started, chosen, return_bytes=return_bytes)
+        form = {"return_bytes": return_bytes, "is_labelled": self.config.label_audio}
+        return await asyncio.to_thread(whole, heard, started, chosen, **form)
 
     def generate_batch(
         self,
@@ -296,7 +298,8 @@ class ProductionTTSEngine(_LocalEngine):
         audios = _matched("reference_audios", reference_audios, len(texts))
         transcripts = _matched("reference_texts", reference_texts, len(texts))
         items = [self._begin_item(shared, *item) for item in zip(texts, audios, transcripts, strict=True)]
-        results = [collect(item, started, chosen, return_bytes=return_bytes) for item in items]
+        form = {"return_bytes": return_bytes, "is_labelled": self.config.label_audio}
+        results = [collect(item, started, chosen, **form) for item in items]
         success = all(result.success for result in results)
         return BatchGenerationResponse(success, results, time.perf_counter() - started)
 

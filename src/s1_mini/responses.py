@@ -30,6 +30,7 @@ class GenerationResponse:
     warning: str | None = None  # skipped characters, or a text in another language
     words: tuple[Word, ...] = ()  # when each word is spoken, if `word_times` was requested
     marks: tuple[SpokenMark, ...] = ()  # `<mark>` elements of SSML and their times, if `word_times` was requested
+    is_labelled: bool = True  # whether files state that the audio is synthetic
 
     success: ClassVar[Literal[True]] = True
     error: ClassVar[None] = None
@@ -38,7 +39,7 @@ class GenerationResponse:
     @cached_property
     def audio_bytes(self) -> bytes:
         """The audio as a file of `audio_format`, encoded on first access. Raises `GenerationError`."""
-        return encode(self.audio, self.sample_rate, self.audio_format)
+        return encode(self.audio, self.sample_rate, self.audio_format, is_labelled=self.is_labelled)
 
     def save(self, path: str | Path) -> None:
         """Write the audio to a file, completely or not at all, in the format of its suffix.
@@ -46,7 +47,7 @@ class GenerationResponse:
         Raises `ParameterError` (field `path`) for an unknown suffix or a file that cannot be written, and
         `GenerationError`.
         """
-        write(path, self.audio, self.sample_rate, format_of(path))
+        write(path, self.audio, self.sample_rate, format_of(path), is_labelled=self.is_labelled)
 
     @property
     def audio_seconds(self) -> float:
@@ -86,19 +87,24 @@ class BatchGenerationResponse:
 
 
 def collect(
-    begun: Iterable[AudioChunk] | S1MiniError, started: float, audio_format: AudioFormat, *, return_bytes: bool
+    begun: Iterable[AudioChunk] | S1MiniError,
+    started: float,
+    audio_format: AudioFormat,
+    *,
+    return_bytes: bool,
+    is_labelled: bool,
 ) -> GenerationResult:
     """Wait for one item of a batch and return its result, which may be an error."""
     try:
         if isinstance(begun, S1MiniError):
             raise begun
-        return whole(begun, started, audio_format, return_bytes=return_bytes)
+        return whole(begun, started, audio_format, return_bytes=return_bytes, is_labelled=is_labelled)
     except S1MiniError as error:
         return GenerationFailure(str(error), error.code, time.perf_counter() - started)
 
 
 def whole(
-    chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat, *, return_bytes: bool
+    chunks: Iterable[AudioChunk], started: float, audio_format: AudioFormat, *, return_bytes: bool, is_labelled: bool
 ) -> GenerationResponse:
     """Join all chunks of a text into one response; generation began at `started` [s, `time.perf_counter`]."""
     received = list(chunks)
@@ -113,6 +119,7 @@ def whole(
         warning=received[0].warning,
         words=tuple(word for chunk in received for word in chunk.words),
         marks=tuple(mark for chunk in received for mark in chunk.marks),
+        is_labelled=is_labelled,
     )
     if return_bytes:
         _ = response.audio_bytes

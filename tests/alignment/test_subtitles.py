@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from s1_mini.alignment.subtitles import LINE_LENGTH, blank_markup, find_cues, format_subtitles
+from s1_mini.alignment.subtitles import LINE_LENGTH, Cue, blank_markup, find_cues, format_subtitles
 from s1_mini.alignment.written import find_written
 from s1_mini.text.structure import find_breaks
 from s1_mini.types import Word
@@ -83,6 +83,15 @@ def test_the_formats_differ_in_header_clock_and_escapes() -> None:
 def test_no_words_have_no_cues() -> None:
     assert find_cues("...", []) == []
     assert format_subtitles([], ".vtt") == "WEBVTT\n"
+
+
+def test_a_note_precedes_the_cues_of_a_vtt_file_and_srt_has_no_place_for_it() -> None:
+    cue = Cue("Yes.", 0.5, 1.0)
+
+    assert format_subtitles([cue], ".vtt", "By a machine").startswith(
+        "WEBVTT\n\nNOTE By a machine\n\n1\n00:00:00.500 -->"
+    )
+    assert format_subtitles([cue], ".srt", "By a machine") == format_subtitles([cue], ".srt")
 
 
 def word_at(text: str, word: str) -> Word:

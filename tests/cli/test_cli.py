@@ -17,7 +17,7 @@ import pytest
 import soundfile
 import torch
 
-from s1_mini.audio.container import check_writable
+from s1_mini.audio.container import COMMENT, check_writable
 from s1_mini.cli.app import run
 from s1_mini.cli.say import is_gone
 from s1_mini.exceptions import ParameterError
@@ -50,6 +50,23 @@ def test_say_writes_a_file_and_names_it_on_stderr(call: Call, tiny: Path, tmp_pa
     wave, rate = soundfile.read(tmp_path / "a.wav")
     assert rate == 44_100
     assert len(wave) > 0
+
+
+def test_files_state_that_the_audio_is_synthetic_unless_a_setting_says_otherwise(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(name: str) -> tuple[str, str]:
+        files = (tmp_path / f"{name}.wav", tmp_path / f"{name}.vtt")
+        assert call("say", "We left.", "--seed", "1", "-o", files[0], "--subtitles", files[1]).code == 0
+        with soundfile.SoundFile(files[0]) as sound:
+            return sound.comment, files[1].read_text(encoding="utf-8")
+
+    label, subtitles = said("a")
+    monkeypatch.setenv("S1_MINI_LABEL_AUDIO", "false")
+    none, others = said("b")
+
+    assert (label, none) == (COMMENT, "")
+    assert subtitles == others.replace("WEBVTT\n", f"WEBVTT\n\nNOTE {COMMENT}\n")
 
 
 def test_say_writes_subtitles_with_all_of_the_text(call: Call, tmp_path: Path) -> None:

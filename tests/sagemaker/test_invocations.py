@@ -16,6 +16,7 @@ import soundfile
 from container_room import SHORT, recording, running
 from held_generation import held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.audio.container import SOURCE_TYPE
 from waiting import wait_until
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
@@ -51,7 +52,8 @@ def test_json_carries_the_samples_that_pcm_does(http: httpx2.Client) -> None:
     assert bare.headers["content-type"] == "audio/pcm;rate=44100;channels=1"
     assert base64.b64decode(output.json()["audio"]) == bare.content
     assert output.json()["sample_rate"] == 44_100
-    assert bare.headers[ATTRIBUTES] == "sample_rate=44100,format=pcm,channels=1"
+    label = f"digital_source_type={SOURCE_TYPE}"
+    assert bare.headers[ATTRIBUTES] == f"sample_rate=44100,format=pcm,channels=1,{label}"
 
 
 def test_a_stream_comes_in_chunks_and_says_its_rate_and_is_the_whole_answer(http: httpx2.Client) -> None:
@@ -219,7 +221,7 @@ def test_custom_attributes_of_a_client_are_never_echoed(http: httpx2.Client) -> 
 
     assert answer.status_code == 200
     assert "x-evil" not in answer.headers
-    assert answer.headers[ATTRIBUTES] == "sample_rate=44100,format=wav,channels=1"
+    assert answer.headers[ATTRIBUTES].startswith("sample_rate=44100,format=wav,channels=1,")
 
 
 @pytest.mark.parametrize(

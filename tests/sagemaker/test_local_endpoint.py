@@ -46,7 +46,7 @@ def test_invoke_endpoint_returns_the_containers_response(runtime: Any, http: htt
 
     assert answer["ContentType"] == "audio/flac"
     assert answer["InvokedProductionVariant"] == "AllTraffic"
-    assert answer["CustomAttributes"] == "sample_rate=44100,format=flac,channels=1"
+    assert answer["CustomAttributes"].startswith("sample_rate=44100,format=flac,channels=1,digital_source_type=http://")
     direct = http.post("/invocations", json=SHORT, headers={"Accept": "audio/flac"})
     assert answer["Body"].read() == direct.content
 

@@ -75,10 +75,11 @@ def find_cues(text: str, words: Sequence[Word], breaks: Sequence[int] = ()) -> l
     return cues
 
 
-def format_subtitles(cues: Iterable[Cue], suffix: str) -> str:
-    """Return the content of a file with this suffix."""
+def format_subtitles(cues: Iterable[Cue], suffix: str, note: str = "") -> str:
+    """Return the content of a file with this suffix; `note` is a comment of one line, which only .vtt can have."""
     is_vtt = suffix.lower() == ".vtt"
     blocks = ["WEBVTT\n"] if is_vtt else []
+    blocks += [f"NOTE {note}\n"] if is_vtt and note else []
     for number, cue in enumerate(cues, 1):
         text = "\n".join(textwrap.wrap(cue.text, LINE_LENGTH))
         start, end = (_clock(seconds, "." if is_vtt else ",") for seconds in (cue.start_s, cue.end_s))

@@ -127,9 +127,10 @@ def say(
         if loudspeaker is not None:
             chunks = played(chunks, rate, loudspeaker)
         summary = _Summary()
-        _deliver(summary.of(_sent(chunks, format_) if stream else chunks), None if stream else path, format_, rate)
+        heard = summary.of(_sent(chunks, format_) if stream else chunks)
+        _deliver(heard, None if stream else path, format_, rate, is_labelled=config.label_audio)
         if subtitles is not None:
-            _write_subtitles(subtitles, text, text_type, summary.words)
+            _write_subtitles(subtitles, text, text_type, summary.words, is_labelled=config.label_audio)
         took_s = time.perf_counter() - started
     if summary.is_cut:
         typer.echo("s1-mini: warning: a sentence reached --max-new-tokens or the model's limit and was cut", err=True)
@@ -155,16 +156,19 @@ class _Summary:
             yield chunk
 
 
-def _deliver(chunks: Iterator[AudioChunk], path: str | None, format_: AudioFormat, rate: int) -> None:
+def _deliver(
+    chunks: Iterator[AudioChunk], path: str | None, format_: AudioFormat, rate: int, *, is_labelled: bool
+) -> None:
     """Write the audio to a file as it comes, or at the end to stdout (`PIPE`); without a path, only read the chunks."""
     import numpy as np
 
     from s1_mini.audio.container import encode, writing
 
     if path == PIPE:
-        _write_stdout(encode(np.concatenate([chunk.audio for chunk in chunks]), rate, format_))
+        whole = np.concatenate([chunk.audio for chunk in chunks])
+        _write_stdout(encode(whole, rate, format_, is_labelled=is_labelled))
     elif path is not None:
-        with writing(path, rate, format_) as add:
+        with writing(path, rate, format_, is_labelled=is_labelled) as add:
             for chunk in chunks:
                 add(chunk.audio)
     else:
@@ -226,13 +230,15 @@ def _check_subtitles(path: Path) -> None:
     check_writable(path)
 
 
-def _write_subtitles(path: Path, text: str, text_type: str, words: Sequence[Word]) -> None:
+def _write_subtitles(path: Path, text: str, text_type: str, words: Sequence[Word], *, is_labelled: bool) -> None:
     from s1_mini.alignment.subtitles import blank_markup, find_cues, format_subtitles
+    from s1_mini.audio.container import COMMENT
     from s1_mini.text.structure import find_breaks
     from s1_mini.text.tags import blank_tags
 
     marked = blank_markup(text, text_type, words)
-    content = format_subtitles(find_cues(blank_tags(marked), words, find_breaks(marked)), path.suffix)
+    cues = find_cues(blank_tags(marked), words, find_breaks(marked))
+    content = format_subtitles(cues, path.suffix, COMMENT if is_labelled else "")
     try:
         path.write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:

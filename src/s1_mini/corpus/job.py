@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from s1_mini.audio.container import SOURCE_TYPE
 from s1_mini.config import EngineConfig, set_variable
 from s1_mini.corpus.manifest import Layout
 from s1_mini.corpus.rows import CorpusError
@@ -61,6 +62,7 @@ def make_header(source: Source, config: EngineConfig, layout: Layout, audio_form
         "shard_size": source.shard_size,
         "layout": layout,
         "audio_format": audio_format,
+        "digital_source_type": SOURCE_TYPE if config.label_audio else None,
         **fingerprints(config, source.voices),
         "settings": config.model_dump(mode="json", include=audible),
     }

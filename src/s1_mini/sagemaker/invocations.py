@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from s1_mini.audio.container import SOURCE_TYPE
 from s1_mini.exceptions import ParameterError, QueueFullError, S1MiniError
 from s1_mini.sagemaker import sessions
 from s1_mini.sagemaker.state import container_of
@@ -50,6 +51,7 @@ from s1_mini.server.speech import (
     AudioResponse,
     StreamedAnswer,
     respond,
+    source_header,
     speak,
     speak_to_client,
     to_json,
@@ -208,7 +210,8 @@ async def answer(request: Request, engine: SpeechEngine) -> Response:
     if content_type(request) in JSON_LINES_TYPES:
         if session_id is not None:
             raise InvalidError(sessions.ID_HEADER, "is not supported with JSON lines; send one JSON object")
-        return StreamedAnswer(_speak_lines(request, engine, _split_lines(await request.body())), JSON_LINES, {})
+        label = source_header(engine.config.label_audio)
+        return StreamedAnswer(_speak_lines(request, engine, _split_lines(await request.body())), JSON_LINES, label)
     body, recording = await read_speech(request, InvocationBody)
     if sessions.NEW in (session_id, body.requestType):
         return await _open_session(request, engine, body, recording)
@@ -238,6 +241,8 @@ async def _speak(
     speech_request = replace(speech_request, audio_format=audio_format, streams=streams)
     speech = await speak_to_client(request, engine, speech_request)
     attributes = f"sample_rate={speech.sample_rate},format={audio_format},channels=1"
+    if engine.config.label_audio:  # the only response header that SageMaker passes on
+        attributes += f",digital_source_type={SOURCE_TYPE}"
     speech = replace(speech, headers=speech.headers | headers | {ATTRIBUTES: attributes})
     if is_json:
         return Response(await to_json(speech, speech_request), media_type=JSON, headers=speech.headers)

@@ -167,6 +167,7 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
                 "X-Audio-Seconds",
                 "X-Generation-Seconds",
                 "X-Warning",
+                "X-Digital-Source-Type",
                 "Retry-After",
             ],
         )

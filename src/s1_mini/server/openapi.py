@@ -56,6 +56,10 @@ SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
             "X-Request-Id": {"schema": {"type": "string"}},
             "X-Audio-Seconds": {"schema": {"type": "number"}, "description": "Only if not streamed"},
             "X-Generation-Seconds": {"schema": {"type": "number"}, "description": "Only if not streamed"},
+            "X-Digital-Source-Type": {
+                "schema": {"type": "string", "format": "uri"},
+                "description": "IPTC's term for synthetic media; absent if S1_MINI_LABEL_AUDIO is false",
+            },
             "X-Finish-Reason": {"schema": {"type": "string"}, "description": "Only if not streamed: stop or length"},
         },
     }

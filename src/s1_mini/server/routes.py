@@ -33,6 +33,7 @@ from s1_mini.server.speech import (
     StreamedAnswer,
     json_lines,
     respond,
+    source_header,
     speak,
     speak_to_client,
     to_json,
@@ -93,7 +94,7 @@ async def speak_batch(request: Request) -> Response:
     results = await while_listened(request.receive, _speak_all(request, body))
     success = all(result.success for result in results)
     answer = BatchAnswer(success=success, results=[], total_time=round(time.perf_counter() - started, 3))
-    return StreamedAnswer(_in_parts(answer, results), JSON, {})
+    return StreamedAnswer(_in_parts(answer, results), JSON, source_header(state.engine.config.label_audio))
 
 
 async def _in_parts(answer: BatchAnswer, results: list[BatchResult]) -> AsyncIterator[bytes]:

@@ -34,6 +34,7 @@ from s1_mini.server.errors import (
 )
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, StartOptions
+from s1_mini.server.speech import source_header
 from s1_mini.server.speech_queue import Listener
 from s1_mini.server.state import ServerState, state_of
 from s1_mini.server.text_input import TextInput
@@ -92,7 +93,8 @@ async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -
     if not pool.add(session, record.client):
         raise BusyError("All WebSocket sessions are in use. Retry in one second.")
     try:
-        await socket.accept()
+        label = source_header(session.state.engine.config.label_audio)
+        await socket.accept(headers=[(name.lower().encode(), value.encode()) for name, value in label.items()])
         await session.run()
     finally:
         pool.remove(session)

@@ -24,7 +24,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from s1_mini.audio.container import RAW, StreamEncoder, encode, encodes_fast, keeps_rate, media_type, rate_in
+from s1_mini.audio.container import (
+    RAW,
+    SOURCE_TYPE,
+    StreamEncoder,
+    encode,
+    encodes_fast,
+    keeps_rate,
+    media_type,
+    rate_in,
+)
 from s1_mini.exceptions import CapacityError, GenerationError, RequestTimeoutError
 from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
@@ -116,9 +125,17 @@ async def speak_body(
 
 
 async def speak(
-    engine: SpeechEngine, request: SpeechRequest, *, settings: ServerSettings, record: RequestLog
+    engine: SpeechEngine,
+    request: SpeechRequest,
+    *,
+    settings: ServerSettings,
+    record: RequestLog,
+    is_part: bool = False,
 ) -> AudioResponse:
     """Speak `request`; return when all audio exists or, for a stream, the first chunk.
+
+    `is_part`: the client joins the audio with that of other requests. FFmpeg skips the first frame after tags in the
+    middle of an mp3, so it has none.
 
     Raises `S1MiniError`: the engine's errors, `RequestTimeoutError`, and `BusyError` or `TooManyRequestsError` if the
     client holds too much. Later errors of a stream are raised from `body`. Cancelling the caller cancels the request.
@@ -136,6 +153,7 @@ async def speak(
         holding.set(Resource.BODY_BYTES, len(request.reference))
         times = Times()
         chunks = _Listener(engine, request, record, holding, times)
+        chunks.is_labelled = engine.config.label_audio and not (is_part and request.audio_format == "mp3")
         waits = speech.stream is not None  # text still arrives; the session and the engine limit the time
         deadline = _Deadline.after(inf if waits else settings.request_timeout_s)
         if request.streams:
@@ -162,6 +180,7 @@ class _Listener(AsyncIterator["AudioChunk"]):
         self._output = engine.submit(speech, streams=request.streams, as_int16=as_int16)
         self._output.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
         self._record, self._holding, self._times, self._streams = record, holding, times, request.streams
+        self.is_labelled = True
         self._must_end = speech.stream is not None and not speech.sampling.get("max_new_tokens")
         self._is_cut = False  # the text has ended because a slot was full
         self._expiry: asyncio.TimerHandle | None = None
@@ -233,12 +252,12 @@ async def _whole(
             if not received:
                 raise GenerationError("the model generated no audio")
             holding.set(Resource.REQUESTS, 0)  # the engine has finished the request
-            content = await asyncio.to_thread(_encode_all, received, request)
+            content = await asyncio.to_thread(_encode_all, received, request, is_labelled=chunks.is_labelled)
     except TimeoutError:
         raise deadline.error("the whole response", "shorten the text, or request a stream") from None
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
     seconds, reason = round(record.audio_s, 3), received[-1].finish_reason or "stop"
-    response = _response(received[0], request, _once(content), holding)
+    response = _response(received[0], request, chunks, _once(content), holding)
     response.headers["X-Audio-Seconds"] = f"{seconds:.3f}"
     response.headers["X-Generation-Seconds"] = f"{record.generation_s:.3f}"
     response.headers["X-Finish-Reason"] = reason
@@ -261,20 +280,27 @@ async def _stream(
             raise first_deadline.error("the first audio", "try again later") from None
         if first is None:
             raise GenerationError("the model generated no audio")
-        encoder = StreamEncoder(request.audio_format, first.sample_rate)
+        encoder = StreamEncoder(request.audio_format, first.sample_rate, is_labelled=chunks.is_labelled)
         begun = await _feed(encoder, first.audio)  # before the status is sent: NaN from the model must become an error
         cleanup.pop_all()
     chunks.end_at(end_deadline)
-    return _response(first, request, _Encoded(chunks, encoder, begun, holding), holding)
+    return _response(first, request, chunks, _Encoded(chunks, encoder, begun, holding), holding)
 
 
-def _response(first: AudioChunk, request: SpeechRequest, body: AsyncIterator[bytes], holding: Holding) -> AudioResponse:
+def _response(
+    first: AudioChunk, request: SpeechRequest, chunks: _Listener, body: AsyncIterator[bytes], holding: Holding
+) -> AudioResponse:
     kind, rate = media_type(request.audio_format), rate_in(request.audio_format, first.sample_rate)
     if request.audio_format in RAW:
         kind += f";rate={rate};channels=1"
     warning = " ".join(filter(None, (request.warning, first.warning))) or None
-    headers = {"X-Sample-Rate": str(rate), **warning_header(warning)}
+    headers = {"X-Sample-Rate": str(rate), **source_header(chunks.is_labelled), **warning_header(warning)}
     return AudioResponse(kind, headers, rate, body, holding, first.spoken_text, warning)
+
+
+def source_header(is_labelled: bool) -> dict[str, str]:
+    """Return the header of responses with synthetic audio, which is the only label of formats without a comment."""
+    return {"X-Digital-Source-Type": SOURCE_TYPE} if is_labelled else {}
 
 
 def warning_header(warning: str | None) -> dict[str, str]:
@@ -320,9 +346,9 @@ async def _feed(encoder: StreamEncoder, audio: np.ndarray) -> bytes:
     return await asyncio.to_thread(encoder.feed, audio)
 
 
-def _encode_all(chunks: list[AudioChunk], request: SpeechRequest) -> bytes:
+def _encode_all(chunks: list[AudioChunk], request: SpeechRequest, *, is_labelled: bool) -> bytes:
     wave = np.concatenate([chunk.wave for chunk in chunks])
-    return encode(wave, chunks[0].sample_rate, request.audio_format)
+    return encode(wave, chunks[0].sample_rate, request.audio_format, is_labelled=is_labelled)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

@@ -265,7 +265,9 @@ class SpeechQueue:
         while True:
             self._num_speaking += 1
             try:
-                return await speak(self._state.engine, request, settings=self._state.settings, record=self._record)
+                return await speak(
+                    self._state.engine, request, settings=self._state.settings, record=self._record, is_part=True
+                )
             except (BusyError, QueueFullError, TooManyRequestsError):
                 self._num_speaking -= 1
                 if not self._num_speaking:
