@@ -77,7 +77,8 @@ VECTOR = RNG.standard_normal(512).astype(np.float32)
 MEL = Kind("mel", voices=("first", "second"), tolerance=1e-5, stages=("decoder", "vocoder"), arrays=VECTOR)
 MEL = replace(MEL, meaningless="top_p")
 S1, QWEN3 = Kind("s1"), Kind("qwen3", voices=("serena", "ryan"), tolerance=1e-5)
-KINDS = (S1, QWEN3, CASCADE, MEL)
+AUDIO8 = Kind("audio8", tolerance=1e-5)
+KINDS = (S1, QWEN3, AUDIO8, CASCADE, MEL)
 
 
 def of(*kinds: Kind) -> pytest.MarkDecorator:
@@ -86,7 +87,9 @@ def of(*kinds: Kind) -> pytest.MarkDecorator:
 
 
 with_server = of(CASCADE, MEL)  # the other tests of the server have S1
-with_engine = of(QWEN3, CASCADE, MEL)  # for S1 these are in tests/test_engine.py, tests/runtime and tests/packaging
+with_engine = of(
+    QWEN3, AUDIO8, CASCADE, MEL
+)  # for S1 these are in tests/test_engine.py, tests/runtime and tests/packaging
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.family)
@@ -175,14 +178,14 @@ def test_word_times_of_a_checkpoint_without_them_are_refused(kind: Kind, spoken:
         spoken.generate(**ASKED, word_times=True)
 
 
-@of(S1, CASCADE, MEL)
+@of(S1, AUDIO8, CASCADE, MEL)
 def test_a_text_stream_is_refused_by_families_that_need_the_whole_text(kind: Kind, spoken: ProductionTTSEngine) -> None:
     if kind.family != "qwen3":
         with pytest.raises(ParameterError, match="text: a TextStream is not supported by this model"):
             spoken.stream(TextStream())
 
 
-@of(QWEN3, MEL)  # the cascade has more forms, in tests/families/test_cascade_checkpoints.py
+@of(QWEN3, AUDIO8, MEL)  # the cascade has more forms, in tests/families/test_cascade_checkpoints.py
 def test_a_converted_and_a_packaged_checkpoint_speak_the_same_and_are_planned(
     checkpoint: Path, spoken: ProductionTTSEngine, tmp_path: Path
 ) -> None:
@@ -200,7 +203,7 @@ def test_a_converted_and_a_packaged_checkpoint_speak_the_same_and_are_planned(
 
 def test_a_missing_or_truncated_file_is_named(checkpoint: Path, tmp_path: Path) -> None:
     missing = shutil.copytree(checkpoint, tmp_path / "missing")
-    for name in ("tokenizer.tiktoken", "vocab.json", "vocab.txt", "spm_char.model"):
+    for name in ("tokenizer.tiktoken", "tokenizer.json", "vocab.json", "vocab.txt", "spm_char.model"):
         for path in missing.glob(name):
             path.unlink()
             with pytest.raises(CheckpointError, match=name.partition(".")[0]):

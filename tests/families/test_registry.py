@@ -87,5 +87,5 @@ def test_a_random_checkpoint_needs_a_known_family_and_size(tmp_path: Path) -> No
     huge = run.invoke(app, ["random-checkpoint", str(tmp_path / "c"), "--size", "huge"])
 
     assert made.exit_code == 0
-    assert "must be one of s1, cascade, mel, qwen3, not 'bass'" in str(foreign.exception)
+    assert "must be one of s1, cascade, mel, qwen3, audio8, not 'bass'" in str(foreign.exception)
     assert "'huge' is not a size of S1-mini (tiny: under a megabyte" in str(huge.exception)

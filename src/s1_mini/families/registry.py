@@ -22,9 +22,10 @@ FAMILIES = {
     "bark": "s1_mini.families.cascade.family:Cascade",
     "speecht5": "s1_mini.families.mel.family:Mel",
     "qwen3_tts": "s1_mini.families.qwen3.family:Qwen3",
+    "arktts": "s1_mini.families.s1.family:Audio8",
 }
 # Names of the families on the command line.
-SHORT_NAMES = {"s1": "dual_ar", "cascade": "bark", "mel": "speecht5", "qwen3": "qwen3_tts"}
+SHORT_NAMES = {"s1": "dual_ar", "cascade": "bark", "mel": "speecht5", "qwen3": "qwen3_tts", "audio8": "arktts"}
 DEFAULT = "dual_ar"  # the family if there is no checkpoint, or no model_type in its config.json
 
 
@@ -49,7 +50,7 @@ def family_of(checkpoint: Path) -> Family:
 
 
 def family_settings() -> tuple[type[BaseModel], ...]:
-    return tuple(get_family(name).settings for name in FAMILIES)
+    return tuple(dict.fromkeys(get_family(name).settings for name in FAMILIES))
 
 
 def deferred(module: str, function: str) -> Any:

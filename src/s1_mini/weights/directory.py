@@ -66,9 +66,9 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
     return content
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of up to 4 MiB. Raises `CheckpointFileError` if it is missing or invalid."""
-    content = read_whole(path, _MAX_JSON_BYTES)
+def read_json(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON object, by default of up to 4 MiB. Raises `CheckpointFileError` if it is missing or invalid."""
+    content = read_whole(path, max_bytes)
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:

@@ -60,7 +60,7 @@ class DacConfig:
     post_n_layer: int | None = _size(None, most=MAX_LAYERS)
     post_n_head: int | None = _size(None)
     post_n_local_heads: int | None = _size(None)
-    post_inter: int | None = _size(None)
+    post_intermediate_size: int | None = _size(None)
     # Samples are ceiling · tanh(drive · x); in training, both factors are 1. A higher drive makes audio louder; a lower
     # ceiling makes audio quieter and limits its peaks.
     drive: float = _factor(16)
@@ -94,7 +94,7 @@ class DacConfig:
         return self._quantizer_block("q", self.q_inter)
 
     def post_block(self) -> BlockConfig:
-        return self._quantizer_block("post", self.post_inter or self.q_inter)
+        return self._quantizer_block("post", self.post_intermediate_size or self.q_inter)
 
     def _quantizer_block(self, prefix: str, inner: int) -> BlockConfig:
         from s1_mini.layers.transformer import BlockConfig

@@ -22,14 +22,10 @@ def read_generation(directory: Path, published: SamplingParams, *, prefix: str =
         return f"{path.name}: {prefix}{key}", values.get(prefix + key, getattr(published, key))
 
     def real(key: str, most: float, *, least: float = 0.0) -> float:
-        allowed = f"a number from {least:g} to {most:g}"
-        value = values.get(prefix + key, getattr(published, key))
-        return read_number(f"{path.name}: {prefix}{key}", value, lambda x: least <= x <= most, allowed)
+        return read_number(*entry(key), lambda x: least <= x <= most, f"a number from {least:g} to {most:g}")
 
-    def number(key: str) -> int:
-        return read_size(
-            f"{path.name}: {prefix}{key}", values.get(prefix + key, getattr(published, key)), 2**17, least=0
-        )
+    def count(key: str) -> int:
+        return read_size(*entry(key), 2**17, least=0)
 
     flag = f"{prefix}dosample" if prefix else "do_sample"
     samples = read_flag(f"{path.name}: {flag}", values.get(flag, True))
@@ -37,6 +33,6 @@ def read_generation(directory: Path, published: SamplingParams, *, prefix: str =
         temperature=real("temperature", 2) if samples else 0.0,
         top_p=real("top_p", 1, least=1e-6),
         repetition_penalty=real("repetition_penalty", 2, least=1e-6),
-        max_new_tokens=max(1, read_size(*entry("max_new_tokens"), 2**17, least=0)),
-        top_k=read_size(*entry("top_k"), 2**17, least=0),
+        max_new_tokens=max(1, count("max_new_tokens")),
+        top_k=count("top_k"),
     )

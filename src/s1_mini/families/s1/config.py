@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,10 +13,13 @@ from s1_mini.codecs.dac.config import DacConfig, read_dac_config
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.alignment import read_head
 from s1_mini.families.base import Description
+from s1_mini.families.codec_lm.generation import read_generation
+from s1_mini.families.s1.settings import AUDIO8_FILES, SMALL_FILES
 from s1_mini.layers.json_config import (
     MAX_LAYERS,
     POSITIVE,
     flag,
+    invalid,
     number,
     read_fields,
     read_flag,
@@ -24,15 +27,30 @@ from s1_mini.layers.json_config import (
     read_size,
     size,
 )
+from s1_mini.types import SamplingParams
 from s1_mini.voices.format import TensorFormat, Tensors, VoiceFormat, fingerprint
 from s1_mini.weights.directory import find_tensors, read_json
 
 if TYPE_CHECKING:
     from s1_mini.layers.transformer import BlockConfig
 
-# The original never samples residual codes from this number on, however large the depth transformer's head is
+# S1's original never samples residual codes from this number on, however large the depth transformer's head is
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
+MAX_RAS_WINDOW = 256  # frames
+# Sizes of the published Audio8 codec that differ from S1's. Each key of config.json is one of these with `codec_`.
+AUDIO8_POST = {"post_n_layer": 8, "post_n_head": 16, "post_n_local_heads": 8, "post_intermediate_size": 1216}
+
+
+class Dialect(NamedTuple):
+    """How models of this architecture differ, except in sizes; the defaults are S1's."""
+
+    files: tuple[str, ...] = SMALL_FILES  # names of the small files; the last one has the control tokens
+    chat: bool = False  # whether a prompt is a chat (`prompt.py`)
+
+
+S1 = Dialect()
+AUDIO8 = Dialect(AUDIO8_FILES, chat=True)
 
 
 class Ras(NamedTuple):
@@ -65,6 +83,8 @@ class S1Config:
     alignment: AlignmentHead | None = None
     semantic_begin: int | None = None
     semantic_end: int | None = None
+    end: int | None = None  # id of the end token, if the file has it
+    dialect: Dialect = S1
     ras: Ras | None = None  # models with it have top-k and no repetition penalty
     residual_limit: int | None = RESIDUAL_CODEBOOK_SIZE  # None: residual codes come from the whole head
 
@@ -79,12 +99,17 @@ class S1Config:
 
         Raises `CheckpointMismatchError` for a missing or invalid value.
         """
+        dialect = read_dialect(values)
         backbone, sizes = _block(values, "", None), read_fields(cls, values)
         return cls(
             backbone=backbone,
             depth=_block(values, "fast_", backbone),
             semantic_begin=values.get("semantic_begin_id", values.get("semantic_start_token_id")),
             semantic_end=values.get("semantic_end_id", values.get("semantic_end_token_id")),
+            end=values.get("eos_token_id") if dialect.chat else None,
+            dialect=dialect,
+            ras=_read_ras(values) if dialect.chat else None,
+            residual_limit=None if dialect.chat else RESIDUAL_CODEBOOK_SIZE,
             alignment=read_head(values, sizes["num_layers"], backbone.num_heads),
             **sizes,
         )
@@ -127,13 +152,60 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
     )
 
 
+def _read_ras(values: Mapping[str, Any]) -> Ras:
+    """Read the keys `ras_*`; absent keys have the published values."""
+
+    def entry(key: str, published: float) -> tuple[str, Any]:
+        value = values.get(key)
+        return f"config.json: {key}", published if value is None else value
+
+    return Ras(
+        window=read_size(*entry("ras_window_size", 10), MAX_RAS_WINDOW),
+        temperature=read_number(*entry("ras_temperature", 1.0), *POSITIVE),
+        top_p=read_number(*entry("ras_top_p", 0.9), lambda value: 0 < value <= 1, "a number above 0 and up to 1"),
+    )
+
+
+def read_dialect(values: Mapping[str, Any]) -> Dialect:
+    """Return the dialect of a `config.json`. Raises `CheckpointMismatchError` for an unsupported backbone."""
+    if values.get("model_type") != "arktts":
+        return S1
+    if (backbone := values.get("slow_backbone")) not in (None, "arktts"):
+        raise invalid("config.json: slow_backbone", backbone, "arktts, the only supported backbone")
+    return AUDIO8
+
+
 def read_configs(directory: Path) -> tuple[S1Config, DacConfig]:
     """Read the configs of model and codec, but no weights. Raises `CheckpointError`."""
-    return S1Config.from_json(read_json(directory / "config.json")), read_dac_config(directory)
+    values = read_json(directory / "config.json")
+    return S1Config.from_json(values), _read_codec(directory, values)
+
+
+def _read_codec(directory: Path, values: Mapping[str, Any]) -> DacConfig:
+    """Read the codec's config, and check the codec's rates in `values`, those of `config.json`."""
+    codec = read_dac_config(directory, codec_sizes(values))
+    if not read_dialect(values).chat:
+        return codec
+    for key, actual in (("codec_sample_rate", codec.sample_rate), ("codec_frame_size", codec.samples_per_frame)):
+        if values.get(key) not in (None, actual):
+            raise invalid(f"config.json: {key}", values[key], f"{actual}, as in the codec")
+    return codec
+
+
+def codec_sizes(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of the codec that a `config.json` has: those of Audio8's post module."""
+    if not read_dialect(values).chat:
+        return {}
+    stated = {name: values.get(f"codec_{name}") for name in AUDIO8_POST}
+    return {
+        name: read_size(f"config.json: codec_{name}", AUDIO8_POST[name] if value is None else value)
+        for name, value in stated.items()
+    }
 
 
 def describe(directory: Path) -> Description:
-    codec = read_dac_config(directory)
+    config = read_json(directory / "config.json")
+    codec, has_head = _read_codec(directory, config), config.get("alignment") is not None
     voice = VoiceFormat(
         tensors={"codes": TensorFormat((codec.num_codebooks, None), is_integer=True)},
         encoder=fingerprint([find_tensors(directory, "codec")]),
@@ -142,8 +214,18 @@ def describe(directory: Path) -> Description:
         fault=partial(_fault, codec),
         needs_transcript=True,
     )
-    config = read_json(directory / "config.json")
-    return Description(codec.sample_rate, voice, word_times=config.get("alignment") is not None)
+    if not read_dialect(config).chat:
+        return Description(codec.sample_rate, voice, word_times=has_head)
+    published = SamplingParams(0.7, top_p=0.9, repetition_penalty=1.0, max_new_tokens=512, top_k=50)
+    return Description(
+        codec.sample_rate,
+        voice,
+        sampling=("temperature", "top_p", "top_k"),
+        # A byte of text takes up to four positions, as in `costs.py`.
+        max_piece_bytes=read_size("config.json: max_seq_len", config.get("max_seq_len"), least=4) // 4,
+        word_times=has_head,
+        defaults=replace(read_generation(directory, published), repetition_penalty=1.0),
+    )
 
 
 def _fault(codec: DacConfig, tensors: Tensors) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,9 +13,9 @@ from s1_mini.codecs.causal.costs import LIVE_TENSORS
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
 from s1_mini.families.codec_lm.costs import measure
-from s1_mini.families.s1.config import S1Config, read_configs
+from s1_mini.families.s1.config import S1Config, codec_sizes, read_configs
 from s1_mini.families.s1.network import S1Network
-from s1_mini.families.s1.random import FULL_MODEL
+from s1_mini.families.s1.random import AUDIO8_MODEL, FULL_MODEL
 from s1_mini.weights.fit import count, skeleton
 
 
@@ -22,7 +24,19 @@ def measure_sizes(directory: Path | None, formats: Formats) -> Sizes:
 
     Raises `CheckpointError`.
     """
-    config, dac = read_configs(directory) if directory else (S1Config.from_json(FULL_MODEL), DacConfig())
+    return _measure(directory, FULL_MODEL, formats)
+
+
+def measure_audio8(directory: Path | None, formats: Formats) -> Sizes:
+    """Return the same; of the published Audio8 if `directory` is None. Raises `CheckpointError`."""
+    return _measure(directory, AUDIO8_MODEL, formats)
+
+
+def _measure(directory: Path | None, published: Mapping[str, Any], formats: Formats) -> Sizes:
+    if directory is None:
+        config, dac = S1Config.from_json(published), DacConfig.from_json(codec_sizes(published))
+    else:
+        config, dac = read_configs(directory)
     residual = min(config.residual_codebook_size, dac.codebook_size)
     rows = dac.semantic_codebook_size + 1
     network = skeleton(lambda: S1Network(config, semantic_rows=rows, residual_rows=residual))

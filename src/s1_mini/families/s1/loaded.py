@@ -47,7 +47,7 @@ class LoadedS1(LoadedFrameModel[S1Model, Dac]):
     def encoding_codec(self) -> Dac:
         with self._lock:
             if self._encoder is None:
-                encoder = open_dac(self._directory, encodes=True, device=self._encodes_on)
+                encoder = open_dac(self._directory, self.codec.config, encodes=True, device=self._encodes_on)
                 if self.codec.device == encoder.device:
                     encoder.share_decoding(self.codec)
                 self._encoder = encoder
@@ -57,7 +57,7 @@ class LoadedS1(LoadedFrameModel[S1Model, Dac]):
 def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> LoadedS1:
     """Load model and codec. Only the layers of the backbone are quantized. Raises `CheckpointError`."""
     config, codec_config = read_configs(directory)
-    tokenizer, path = S1Tokenizer.from_directory(directory), find_tensors(directory, "model")
+    tokenizer, path = S1Tokenizer.from_directory(directory, config.dialect.files), find_tensors(directory, "model")
     network = build_network(
         config,
         tokenizer,
@@ -79,7 +79,7 @@ def open_s1(directory: Path, placement: Placement, settings: S1Settings) -> Load
         batch_invariant=placement.batch_invariant,
     )
     _check_pair(model, codec_config)
-    codec = open_dac(directory, encodes=False, dtype=placement.codec_dtype, device=placement.of("codec"))
+    codec = open_dac(directory, codec_config, encodes=False, dtype=placement.codec_dtype, device=placement.of("codec"))
     return LoadedS1(directory, model, codec, placement.beside("language_model"))
 
 

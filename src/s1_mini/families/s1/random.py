@@ -10,6 +10,7 @@ import base64
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from s1_mini.codecs.causal.layers import WindowTransformer
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.families.base import Form
-from s1_mini.families.s1.config import S1Config
+from s1_mini.families.codec_lm.vocabulary import byte_letters
+from s1_mini.families.s1.config import AUDIO8_POST, S1Config, codec_sizes, read_dialect
+from s1_mini.families.s1.tokenizer import QWEN2_STEPS
 from s1_mini.families.s1.weights import full_network
 from s1_mini.layers.transformer import rope_table
 from s1_mini.weights import weight_norm
@@ -32,6 +35,9 @@ CONTROL_TOKENS = (
     *("phoneme_start", "phoneme_end", "tool_call_start", "tool_call_end"),
     *("text", "voice", "interleave", "audio_start", "audio_end", "audio"),
 )
+# Distances of Audio8's control tokens from the last text token.
+AUDIO8_TOKENS = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "<think>": 24, "<|voice|>": 30}
+AUDIO8_FIRST_CODE = 35
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,64 @@ TINY_MODEL = FULL_MODEL | {
     "codebook_size": 64,
     "max_seq_len": 2560,
 }
+# Audio8-TTS-Preview-0.6b. The ids after the text tokens are those of `AUDIO8_TOKENS`.
+AUDIO8_MODEL = {
+    "model_type": "arktts",
+    "vocab_size": 155_776,
+    "dim": 896,
+    "n_layer": 24,
+    "n_head": 14,
+    "n_local_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 4864,
+    "n_fast_layer": 4,
+    "fast_dim": 896,
+    "fast_n_head": 14,
+    "fast_n_local_heads": 2,
+    "fast_head_dim": 64,
+    "fast_intermediate_size": 4864,
+    "attention_qkv_bias": True,
+    "fast_attention_qkv_bias": False,
+    "norm_fastlayer_input": True,
+    "codebook_size": 4096,
+    "num_codebooks": 10,
+    "rope_base": 1_000_000,
+    "norm_eps": 1e-6,
+    "max_seq_len": 2048,
+    "tie_word_embeddings": True,
+    "eos_token_id": 151_645,
+    "semantic_begin_id": 151_678,
+    "semantic_end_id": 155_773,
+    "ras_window_size": 10,
+    "ras_temperature": 1.0,
+    "ras_top_p": 0.9,
+    "codec_sample_rate": 44_100,
+    "codec_frame_size": 2048,
+    **{f"codec_{name}": size for name, size in AUDIO8_POST.items()},
+}
+AUDIO8_TINY = AUDIO8_MODEL | {
+    "vocab_size": 260 + 35 + 64 + 2,
+    "dim": 56,
+    "n_layer": 2,
+    "n_head": 7,
+    "n_local_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "n_fast_layer": 2,
+    "fast_dim": 56,
+    "fast_n_head": 7,
+    "fast_n_local_heads": 1,
+    "fast_head_dim": 8,
+    "fast_intermediate_size": 64,
+    "codebook_size": 64,
+    "eos_token_id": 260 + 2,
+    "semantic_begin_id": 260 + 35,
+    "semantic_end_id": 260 + 35 + 63,
+    "codec_post_n_layer": 1,
+    "codec_post_n_head": 2,
+    "codec_post_n_local_heads": 1,
+    "codec_post_intermediate_size": 48,
+}
 TINY_CODEC = {
     "encoder_dim": 2,
     "input_dim": 32,
@@ -106,6 +170,8 @@ TINY_CODEC = {
 RECIPES: dict[str, Recipe] = {
     "tiny": Recipe(TINY_MODEL, TINY_CODEC, num_semantic=64),
     "full": Recipe(FULL_MODEL, num_text_tokens=151_643),
+    "audio8-tiny": Recipe(AUDIO8_TINY, TINY_CODEC, num_text_tokens=260, num_semantic=64),
+    "audio8-0.6b": Recipe(AUDIO8_MODEL, num_text_tokens=151_643),
 }
 
 # Weights of the codec whose published form has weight norm; its tensors have different names in the two groups.
@@ -118,6 +184,10 @@ def write_random(directory: Path, *, size: str, form: Form, seed: int) -> None:
     write_random_checkpoint(directory, RECIPES[size], form=form, seed=seed, dtype=dtype)
 
 
+def write_audio8(directory: Path, *, size: str, form: Form, seed: int) -> None:
+    write_random_checkpoint(directory, RECIPES[f"audio8-{size}"], form=form, seed=seed, dtype=torch.bfloat16)
+
+
 def write_random_checkpoint(
     directory: Path, recipe: Recipe, *, form: Form = "compact", seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> None:
@@ -125,13 +195,13 @@ def write_random_checkpoint(
 
     Raises `CheckpointFileError` if `directory` exists and is not empty, or cannot be written.
     """
-    suffix = {"published": ".pth", "compact": ".safetensors"}[form]
+    suffix, is_chat = {"published": ".pth", "compact": ".safetensors"}[form], read_dialect(recipe.model).chat
     with new_directory(directory) as target:
         write_json(target / "config.json", recipe.model)
         if recipe.codec:
             write_json(target / "codec_config.json", recipe.codec)
-        write_vocabulary(target, recipe)
-        write_tensors(target / f"model{suffix}", random_model(recipe, seed, dtype))
+        (write_tokenizer if is_chat else write_vocabulary)(target, recipe)
+        write_tensors(target / f"model{'.safetensors' if is_chat else suffix}", random_model(recipe, seed, dtype))
         write_tensors(target / f"codec{suffix}", random_codec(recipe, seed + 1, form=form))
 
 
@@ -141,19 +211,24 @@ def random_model(recipe: Recipe, seed: int = 0, dtype: torch.dtype = torch.float
     tensors = dict(_fill(full_network(config), torch.Generator().manual_seed(seed), dtype))
     if config.tie_word_embeddings:
         del tensors["output.weight"]
+        tensors["embeddings.weight"] *= config.backbone.dim**-0.5  # so that logits are near one
+    if config.end is not None:
+        tensors["embeddings.weight"][config.end] = 0  # the end is never among the likeliest tokens
     return tensors
 
 
 def random_codec(recipe: Recipe, seed: int = 0, *, form: Form = "compact") -> dict[str, Tensor]:
     """Return random tensors with the names of the compact form, or of `codec.pth` with its weight norm and buffers."""
-    config = DacConfig.from_json(recipe.codec)
+    config = DacConfig.from_json(codec_sizes(recipe.model) | recipe.codec)
     codec = skeleton(lambda: Dac(config))
     tensors = dict(_fill(codec, torch.Generator().manual_seed(seed), torch.float32))
-    return tensors if form == "compact" else published_codec(codec, tensors)
+    if form == "compact":
+        return tensors
+    return published_codec(codec, tensors, buffers=not read_dialect(recipe.model).chat)
 
 
-def published_codec(codec: Dac, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a codec's tensors in the published form, with weight norm and buffers."""
+def published_codec(codec: Dac, tensors: Mapping[str, Tensor], *, buffers: bool = True) -> dict[str, Tensor]:
+    """Return a codec's tensors in the published form, with weight norm and, as in S1-mini's file, with buffers."""
     published: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         conv, projection = _CONV_NORM.fullmatch(name), _PROJECTION_NORM.fullmatch(name)
@@ -163,7 +238,7 @@ def published_codec(codec: Dac, tensors: Mapping[str, Tensor]) -> dict[str, Tens
             published |= weight_norm.unfolded(projection[1], tensor, weight_norm.OLD)
         else:
             published[name] = tensor
-    return published | dict(_buffers(codec))
+    return published | (dict(_buffers(codec)) if buffers else {})
 
 
 def write_vocabulary(directory: Path, recipe: Recipe) -> None:
@@ -175,6 +250,27 @@ def write_vocabulary(directory: Path, recipe: Recipe) -> None:
     names = [f"<|{name}|>" for name in CONTROL_TOKENS] + [f"<|semantic:{i}|>" for i in range(recipe.num_semantic)]
     special = {name: count + index for index, name in enumerate(names)}
     write_json(directory / "special_tokens.json", special)
+
+
+def write_tokenizer(directory: Path, recipe: Recipe) -> None:
+    """Write Audio8's `tokenizer.json` with a vocabulary of single bytes, and of invented tokens that begin with 0."""
+    letters, made, merges = list(byte_letters()), [chr(256)], []
+    pairs = ((parent, letter) for parent in made for letter in letters)  # `made` grows
+    for parent, letter in islice(pairs, recipe.num_text_tokens - len(letters)):
+        made.append(parent + letter)
+        merges.append(f"{parent} {letter}")
+    names = AUDIO8_TOKENS | {f"<|semantic:{i}|>": AUDIO8_FIRST_CODE + i for i in range(recipe.num_semantic)}
+    content = {
+        "added_tokens": [{"id": recipe.num_text_tokens + at, "content": name} for name, at in names.items()],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": QWEN2_STEPS},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: rank for rank, token in enumerate([*letters, *made[1:]])},
+            "merges": merges,
+        },
+    }
+    write_json(directory / "tokenizer.json", content)
 
 
 def _fill(module: nn.Module, generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

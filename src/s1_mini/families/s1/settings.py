@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 SMALL_FILES = ("config.json", "tokenizer.tiktoken", "special_tokens.json")  # required in addition to the weights
+AUDIO8_FILES = ("config.json", "tokenizer.json")  # the same of Audio8
+AUDIO8_OPTIONAL = "generation_config.json"
 STAGES = ("language_model", "codec")
 
 RepetitionMode = Literal["upstream", "fixed"]

@@ -9,15 +9,24 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError
-from s1_mini.families.codec_lm.vocabulary import BytePairTokenizer, check_ids
+from s1_mini.families.codec_lm.vocabulary import (
+    QWEN2_PATTERN,
+    BytePairTokenizer,
+    byte_letters,
+    check_ids,
+    ranks_of,
+)
+from s1_mini.families.s1.settings import SMALL_FILES
 from s1_mini.weights.directory import read_json, read_whole
 
-# The published split pattern. `(\?!\S)` is a typo in the original for a look-ahead; it must stay, because the model was
-# trained with it.
+# S1's published split pattern. `(\?!\S)` is a typo in the original for a look-ahead; it must stay, because the model
+# was trained with it.
 SPLIT_PATTERN = "|".join(
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
@@ -32,12 +41,20 @@ SPLIT_PATTERN = "|".join(
 )
 _SEMANTIC = re.compile(r"<\|semantic:([0-9]{1,9})\|>")
 _MAX_VOCABULARY_BYTES = 8 * 2**20  # S1-mini's vocabulary is 2.4 MB
+_MAX_JSON_BYTES = 32 * 2**20  # Qwen3's tokenizer.json is 11 MB
+# How Qwen2's `tokenizer.json` splits a text before it merges bytes.
+QWEN2_STEPS = [
+    {"type": "Split", "pattern": {"Regex": QWEN2_PATTERN}, "behavior": "Isolated", "invert": False},
+    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+]
+_QWEN2_UNUSED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")  # options of its model
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The content of `tokenizer.tiktoken` and `special_tokens.json`."""
+    """The content of `tokenizer.tiktoken` and `special_tokens.json`, or of `tokenizer.json`."""
 
+    source: str  # name of the file with the control tokens
     ranks: dict[bytes, int]  # ids of text tokens, by their bytes
     special_tokens: dict[str, int]  # ids of control tokens, by name
     highest_id: int
@@ -49,16 +66,21 @@ class S1Tokenizer(BytePairTokenizer):
     """The tokenizer of one checkpoint."""
 
     def __init__(self, vocabulary: Vocabulary, source: str = "the checkpoint") -> None:
-        self.special_tokens = vocabulary.special_tokens
+        self.source, self.special_tokens = vocabulary.source, vocabulary.special_tokens
         self.highest_id = vocabulary.highest_id
         self.semantic_begin, self.semantic_end = vocabulary.semantic_begin, vocabulary.semantic_end
         fault = f"{source}: vocabulary and special tokens are inconsistent"
-        super().__init__(SPLIT_PATTERN, vocabulary.ranks, vocabulary.special_tokens, fault)
+        is_qwen = vocabulary.source == "tokenizer.json"
+        pattern = QWEN2_PATTERN if is_qwen else SPLIT_PATTERN
+        super().__init__(pattern, vocabulary.ranks, vocabulary.special_tokens, fault, composes=is_qwen)
 
     @classmethod
-    def from_directory(cls, directory: Path) -> S1Tokenizer:
-        """Read a checkpoint's vocabulary. Raises `CheckpointFileError` or `CheckpointMismatchError`."""
-        return cls(read_vocabulary(directory), str(directory))
+    def from_directory(cls, directory: Path, files: Sequence[str] = SMALL_FILES) -> S1Tokenizer:
+        """Read a checkpoint's vocabulary, which is in the last of its small `files`.
+
+        Raises `CheckpointFileError` or `CheckpointMismatchError`.
+        """
+        return cls(read_vocabulary(directory, files), str(directory))
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of token ids; control tokens become their names."""
@@ -68,28 +90,63 @@ class S1Tokenizer(BytePairTokenizer):
         """Return the id of a control token such as `im_end`. Raises `CheckpointMismatchError` if there is none."""
         spelled = f"<|{name}|>"
         if spelled not in self.special_tokens:
-            raise CheckpointMismatchError(f"special_tokens.json has no {spelled}, which S1 prompts need")
+            raise CheckpointMismatchError(f"{self.source} has no {spelled}, which prompts need")
         return self.special_tokens[spelled]
 
 
-def read_vocabulary(directory: Path) -> Vocabulary:
-    """Read and check `tokenizer.tiktoken` and `special_tokens.json`, without building a tiktoken encoding.
+def read_vocabulary(directory: Path, files: Sequence[str] = SMALL_FILES) -> Vocabulary:
+    """Read and check the vocabulary in the last of the small `files`, without building a tiktoken encoding.
 
     Raises `CheckpointFileError` or `CheckpointMismatchError`.
     """
-    special = read_json(directory / "special_tokens.json")
-    bad = [name for name, value in special.items() if not isinstance(value, int) or isinstance(value, bool)]
+    source, ranks_source = files[-1], next((name for name in files if name.endswith(".tiktoken")), files[-1])
+    if source == ranks_source:
+        ranks, special = _read_qwen2(directory / source)
+    else:
+        ranks, special = _read_ranks(directory / ranks_source), read_json(directory / source)
+    bad = [name for name, value in special.items() if type(value) is not int]
     if bad:
-        raise CheckpointFileError(f"{directory / 'special_tokens.json'}: the id of {bad[0]} must be an integer")
-    ranks = _read_ranks(directory / "tokenizer.tiktoken")
-    check_ids(ranks, special, "tokenizer.tiktoken", "special_tokens.json")
+        raise CheckpointFileError(f"{directory / source}: the id of {bad[0]} must be an integer")
+    check_ids(ranks, special, ranks_source, "" if source == ranks_source else source)
     semantic = {int(m[1]): i for name, i in special.items() if (m := _SEMANTIC.fullmatch(name))}
     if sorted(semantic) != list(range(len(semantic))) or not semantic:
-        raise CheckpointMismatchError("special_tokens.json: <|semantic:N|> tokens must be numbered from 0 without gaps")
+        raise CheckpointMismatchError(f"{source}: <|semantic:N|> tokens must be numbered from 0 without gaps")
     begin, end = semantic[0], semantic[len(semantic) - 1]
     if end - begin != len(semantic) - 1:
-        raise CheckpointMismatchError("special_tokens.json: the ids of <|semantic:N|> must be consecutive")
-    return Vocabulary(ranks, special, max([*ranks.values(), *special.values()]), begin, end)
+        raise CheckpointMismatchError(f"{source}: the ids of <|semantic:N|> must be consecutive")
+    return Vocabulary(source, ranks, special, max([*ranks.values(), *special.values()]), begin, end)
+
+
+def _read_qwen2(path: Path) -> tuple[dict[bytes, int], dict[str, Any]]:
+    """Read a `tokenizer.json` of Qwen2's form: the ids of text tokens by their bytes, those of others by their names.
+
+    The ids of text tokens are ranks: the merges are in the order of the ids of their results.
+    """
+    content = read_json(path, _MAX_JSON_BYTES)
+    try:
+        model, ids = content["model"], content["model"]["vocab"]
+        steps = [dict(step) for step in content["pre_tokenizer"]["pretokenizers"]]
+        merges = ["".join(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
+        special = {str(each["content"]): each["id"] for each in content["added_tokens"]}
+        ranks = ranks_of(ids, str(path))
+        merged = [ids[each] for each in merges]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointFileError(f"{path} is not a byte-pair tokenizer with added tokens: {error!r}") from None
+    for step in steps:
+        step.pop("trim_offsets", None)  # has no effect on ids
+    fits = {
+        "normalizer": content.get("normalizer") == {"type": "NFC"},
+        "pre_tokenizer": steps == QWEN2_STEPS,
+        "model": model.get("type") == "BPE" and not any(model.get(key) for key in _QWEN2_UNUSED),
+        "model.merges": merged == sorted(ids[token] for token in ids.keys() - byte_letters().keys()),
+    }
+    wrong = [part for part, is_fit in fits.items() if not is_fit]
+    if wrong:
+        raise CheckpointMismatchError(
+            f"{path}: {wrong[0]} is not that of Qwen2, the only supported tokenizer, whose text tokens are in the "
+            "order of their merges"
+        )
+    return ranks, special
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from s1_mini.codecs.dac import weights as dac_weights
-from s1_mini.codecs.dac.config import DacConfig, read_dac_config
+from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.exceptions import CheckpointMismatchError
 from s1_mini.families.base import CodecPrecision, Conversion, ModelPrecision
-from s1_mini.families.s1.config import S1Config
+from s1_mini.families.s1.config import S1Config, read_configs
 from s1_mini.families.s1.network import S1Network
-from s1_mini.families.s1.settings import SMALL_FILES, Heads
+from s1_mini.families.s1.settings import AUDIO8_OPTIONAL, Heads
 from s1_mini.families.s1.tokenizer import S1Tokenizer, Vocabulary, read_vocabulary
 from s1_mini.weights.convert import is_large, steady_arithmetic, tensor_file
 from s1_mini.weights.directory import find_tensors, read_json
@@ -117,7 +117,7 @@ def build_network(
 def check(directory: Path, translated: Mapping[str, Tensor]) -> None:
     """Raise `CheckpointError` unless the tensors from `translate` fit the directory's config and vocabulary."""
     config = S1Config.from_json(read_json(directory / "config.json"))
-    _check_vocabulary(config, read_vocabulary(directory))
+    _check_vocabulary(config, read_vocabulary(directory, config.dialect.files))
     named = dict(translated)
     _tie(config, named, f"the model of {directory}")
     check_fit(full_network(config), named, source=f"the model of {directory}")
@@ -133,7 +133,13 @@ def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> 
     stated = (config.semantic_begin, config.semantic_end)
     if any(value is not None for value in stated) and stated != (begin, end):
         raise CheckpointMismatchError(
-            f"config.json puts semantic tokens at {reprlib.repr(stated)}, but special_tokens.json at {(begin, end)}"
+            f"config.json puts semantic tokens at {reprlib.repr(stated)}, but {tokenizer.source} at {(begin, end)}"
+        )
+    im_end = tokenizer.special_tokens.get("<|im_end|>")
+    if config.end not in (None, im_end):
+        raise CheckpointMismatchError(
+            f"config.json: eos_token_id={reprlib.repr(config.end)} must be {im_end}, the id of <|im_end|> in "
+            f"{tokenizer.source}"
         )
     if tokenizer.highest_id >= config.vocab_size:
         raise CheckpointMismatchError(
@@ -141,7 +147,7 @@ def _check_vocabulary(config: S1Config, tokenizer: S1Tokenizer | Vocabulary) -> 
         )
     if end - begin + 1 > config.codebook_size:
         raise CheckpointMismatchError(
-            f"special_tokens.json has {end - begin + 1} semantic tokens, but "
+            f"{tokenizer.source} has {end - begin + 1} semantic tokens, but "
             f"config.json's codebook_size is {config.codebook_size}"
         )
 
@@ -162,9 +168,10 @@ def _keep_rows(named: dict[str, Tensor], name: str, stored: int, rows: slice | l
 @steady_arithmetic()
 def compact_files(checkpoint: Path, conversion: Conversion) -> list[ArchiveEntry]:
     """Return all files of the compact form except voices. Raises `CheckpointError`."""
-    codec = read_dac_config(checkpoint)
+    config, codec = read_configs(checkpoint)
+    generation = [AUDIO8_OPTIONAL] if config.dialect.chat and (checkpoint / AUDIO8_OPTIONAL).is_file() else []
     return [
-        *(copied(checkpoint / name, name) for name in SMALL_FILES),
+        *(copied(checkpoint / name, name) for name in (*config.dialect.files, *generation)),
         written("codec_config.json", json.dumps(dataclasses.asdict(codec), indent=2) + "\n"),
         _model(checkpoint, conversion.precision),
         _codec(checkpoint, codec, conversion.codec_precision, decode_only=conversion.decode_only),
