@@ -86,7 +86,7 @@ CAUSES = (
     ),
     (
         r"No matching distribution found for (\S+)",
-        r"The package index has no \1 for this machine: use 64-bit Python 3.11, 3.12 or 3.13 on Linux, Windows or "
+        r"The package index has no \1 for this machine: use 64-bit Python 3.11 to 3.14 on Linux, Windows or "
         "macOS 14 or newer with Apple silicon, or set PIP_INDEX_URL or PIP_FIND_LINKS to an index or a folder with it",
     ),
 )

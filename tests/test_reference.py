@@ -1,4 +1,4 @@
-"""The API reference: every public name is in it with a description, and it is built without a broken link."""
+"""The documentation site: it has every page and public name, and is built without a broken link."""
 
 from __future__ import annotations
 
@@ -44,14 +44,22 @@ def test_each_field_of_a_public_class_has_a_comment_which_the_reference_shows(ki
 
 
 @pytest.mark.docs
-def test_the_reference_is_built_with_a_section_for_each_name(tmp_path: Path) -> None:
+def test_the_site_has_each_page_and_a_section_for_each_public_name(tmp_path: Path) -> None:
     path = path_with("mkdocs", tmp_path / "packages", "--requirement", "requirements-docs.txt")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
 
     subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=True)
 
-    pages = "".join(page.read_text(encoding="utf-8") for page in (tmp_path / "site").rglob("*.html"))
-    assert [name for name in s1_mini.__all__[1:] if f'id="s1_mini.{name}"' not in pages] == []
-    assert 'id="s1_mini.ProductionTTSEngine.generate"' in pages
-    assert 'href="errors/#s1_mini.RequestError"' in pages
-    assert "The same seed gives the same audio" in pages
+    site = tmp_path / "site"
+    texts = {page.relative_to(site).as_posix(): page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    reference = "".join(text for name, text in texts.items() if name.startswith("api/"))
+    assert [name for name in s1_mini.__all__[1:] if f'id="s1_mini.{name}"' not in reference] == []
+    assert 'id="s1_mini.ProductionTTSEngine.generate"' in reference
+    assert 'href="errors/#s1_mini.RequestError"' in reference
+    assert "The same seed gives the same audio" in reference
+    assert 'href="serving/"' in texts["index.html"], "the first page is the README, with links inside the site"
+    assert "github.com/s1-mini/s1-mini/blob/main/CONTRIBUTING.md" in texts["index.html"]
+    pages = {page.stem for page in (ROOT / "docs").rglob("*.md")} - {"README", "index"}
+    assert {page for page in pages if not any(name.endswith(f"{page}/index.html") for name in texts)} == set()
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
+    assert "- [Deploy to AWS SageMaker](https://s1-mini.github.io/s1-mini/deploy/)" in listed

@@ -347,7 +347,7 @@ MACHINES = [
     {"extra": "", "sys_platform": sys_platform, "platform_system": system, "os_name": os_name}
     | {"python_version": python, "python_full_version": f"{python}.0"}
     for sys_platform, system, os_name in SYSTEMS
-    for python in ("3.11", "3.12", "3.13")
+    for python in ("3.11", "3.12", "3.13", "3.14")
 ]
 
 

@@ -16,9 +16,10 @@ NO_JOB = {"slow", "gpu"}  # `slow` is part of the plain command; hosted runners 
 MATRIX = re.compile(r"\$\{\{ matrix\.(\w+) \}\}")
 
 TEXTS = {
-    name: (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8") for name in ("ci", "release")
+    name: (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+    for name in ("ci", "release", "docs")
 }
-CI, RELEASE = (yaml.safe_load(text) for text in TEXTS.values())
+CI, RELEASE, DOCS = (yaml.safe_load(text) for text in TEXTS.values())
 
 
 def runs(job: dict[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
@@ -53,9 +54,10 @@ def test_each_mark_that_the_plain_command_leaves_out_has_a_job_and_each_job_a_ma
 
 
 def test_no_secret_is_kept_and_a_job_has_the_rights_that_it_needs() -> None:
-    rights = {"publish": {"id-token", "attestations"}, "image": {"id-token", "attestations", "packages"}}
+    of_release = {"publish": {"id-token", "attestations"}, "image": {"id-token", "attestations", "packages"}}
+    of_docs = {"publish": {"id-token", "pages"}}
 
-    for workflow, text in ((CI, TEXTS["ci"]), (RELEASE, TEXTS["release"])):
+    for workflow, text, rights in zip((CI, RELEASE, DOCS), TEXTS.values(), ({}, of_release, of_docs), strict=True):
         assert "secrets." not in text
         assert "pull_request_target" not in text
         assert workflow["permissions"] == {"contents": "read"}
@@ -67,8 +69,9 @@ def test_no_secret_is_kept_and_a_job_has_the_rights_that_it_needs() -> None:
             assert all(step["with"]["persist-credentials"] is False for step in steps(job, "actions/checkout"))
 
 
-def test_actions_are_github_s_own_and_those_of_a_release_are_named_by_their_commit() -> None:
-    for name, version in (("ci", r"v\d+"), ("release", r"[0-9a-f]{40} # v\d+\.\d+\.\d+")):
+def test_actions_are_github_s_own_and_those_with_rights_are_named_by_their_commit() -> None:
+    commit = r"[0-9a-f]{40} # v\d+\.\d+\.\d+"
+    for name, version in (("ci", r"v\d+"), ("release", commit), ("docs", commit)):
         uses = re.findall(r"uses: (.+)", TEXTS[name])
         assert [it for it in uses if not re.fullmatch(rf"actions/[a-z-]+@{version}", it)] == []
         assert len({it.partition("@")[0] for it in uses}) == len(set(uses)), "one version of each"
@@ -87,3 +90,21 @@ def test_only_a_tag_releases_after_all_builds_and_checks() -> None:
     for job in ("build", "publish"):
         (install,) = re.findall(r"(?m)^pip install.*", commands(job))
         assert install == "pip install --require-hashes --requirement requirements-release.lock.txt"
+
+
+def test_each_image_of_a_release_has_a_list_of_its_packages_and_runs_on_its_own_processor() -> None:
+    image = RELEASE["jobs"]["image"]
+
+    (attest,) = steps(image, "actions/attest-sbom")
+    assert attest["with"]["sbom-path"] == "${{ runner.temp }}/sbom.json"
+    assert '--output-file "$RUNNER_TEMP/sbom.json"' in commands("image")
+    for row in image["strategy"]["matrix"]["include"]:
+        assert row["tag"].endswith("arm64") == row["platform"].endswith("arm64") == row["runner"].endswith("arm")
+
+
+def test_each_python_that_the_package_names_is_checked() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    named = re.findall(r"Python :: (3\.\d+)", config["metadata"]["classifiers"])
+
+    assert {python for _, python, each in runs(CI["jobs"]["check"]) if each == [COMMAND]} == {*named}
