@@ -276,6 +276,8 @@ def test_an_invalid_value_is_explained_at_its_field(visit: Open) -> None:
         expect(alert).to_contain_text(f"{label.lower()} is a", ignore_case=True)
         expect(field).to_be_focused()
         expect(field).to_have_attribute("aria-invalid", "true")
+        colors = field.evaluate("(e) => [getComputedStyle(e).outlineColor, getComputedStyle(e).borderColor]")
+        assert colors[0] == colors[1]
         field.fill("1")
         expect(alert).to_be_hidden()
     text.fill(" ")
@@ -284,7 +286,10 @@ def test_an_invalid_value_is_explained_at_its_field(visit: Open) -> None:
     expect(text).to_be_focused()
     assert "POST" not in sent
 
+    text.fill("a😀")
+    expect(page.locator("#count")).to_have_text("2 / 20,000")
     text.fill("a" * 30_000)
+    expect(page.locator("#count.over")).to_have_text("30,000 / 20,000")
     page.keyboard.press("Control+Enter")
     expect(alert).to_have_text(
         "The text has 30000 characters; the limit is 20000. Split the text.", use_inner_text=True
@@ -411,6 +416,8 @@ def test_missing_parts_of_a_new_voice_are_reported(visit: Open) -> None:
     send.click()
     expect(alert).to_have_text("Choose a recording, or use the microphone.")
     upload(page, b"no audio")
+    expect(page.locator("#record-note")).to_contain_text("cannot read the file")
+    expect(page.locator("#add-audio")).to_be_hidden()
     page.get_by_label("Transcript").fill("Nothing.")
     send.click()
     expect(alert).not_to_be_empty()
@@ -443,6 +450,10 @@ def test_the_api_key_is_requested_and_stored_in_the_tab_only(visit: Open, voiced
 def test_the_page_fits_a_phone(visit: Open) -> None:
     """At 360 px nothing scrolls sideways, and buttons are 44 px high, also in the dialog and with a history."""
     page = visit(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    expect(page.get_by_text("Samples")).to_be_in_viewport()
+    expect(page.get_by_role("radio").first).to_be_visible()
+    rows = page.evaluate("[...document.querySelectorAll('.voice')].map((e) => e.getBoundingClientRect().height)")
+    assert max(rows) - min(rows) < 1
     page.get_by_text("Advanced").tap()
     speak(page, "Hello there.")
     expect(page.locator("main")).to_have_attribute("data-state", "done")
@@ -467,18 +478,20 @@ def test_every_control_is_reachable_by_keyboard_in_order_and_has_a_name(
     page = visit()
     expect(page.get_by_role("radio").first).to_be_visible()
     reached = []
-    for _ in range(13 + len(voiced.voice_names())):
+    for _ in range(14 + len(voiced.voice_names())):
         page.keyboard.press("Tab")
         name = "e.labels?.[0]?.textContent || e.getAttribute('aria-label') || e.textContent"
         reached.append(page.evaluate(f"((e) => ({name}).trim().replace(/\\s+/g, ' '))(document.activeElement)"))
 
     voices = [name for name in reached if name.startswith("Listen to")]
     assert reached[:6] == ["Or call the API", "Text", "Story", "Numbers", "Questions", "Dialogue"]
-    assert reached[6:11] == ["Speed", "Markup", "Download as", "Speak", "Advanced"]
+    assert reached[6:12] == ["Speed", "Markup", "Download as", "Speak", "Voice: julia", "Advanced"]
     in_order = sorted(voiced.voices(), key=lambda info: not info.is_default)
     assert voices == [f"Listen to {info.name}" for info in in_order]
     assert reached[-1] == "Add a voice"
     assert page.locator("html").get_attribute("lang") == "en"
+    page.get_by_role("radio", name="clara").check()
+    expect(page.locator("#chosen")).to_have_text("Voice: clara")
 
 
 @needs_browser
@@ -490,6 +503,7 @@ def test_messages_of_the_server_name_what_the_page_shows_and_no_field_of_the_api
           return [
             say("voice_settings.speed", "9: input should be less than or equal to 4"),
             say("text", "line 1, column 7: <a> is not closed"),
+            say("text", `this voice cannot pronounce '你'. Remove it, or set on_unsupported to "skip".`),
             say("top_p", "is not supported by this model, which does not sample; omit it"),
             say("text", "is empty; provide the exact words of the recording", true),
             say("name", "'hum' already exists; choose a different name, or set replace", true),
@@ -502,6 +516,7 @@ def test_messages_of_the_server_name_what_the_page_shows_and_no_field_of_the_api
     assert said == [
         "The speed should be less than or equal to 4, not 9.",
         "Line 1, column 7: <a> is not closed.",
+        "This voice cannot pronounce '你'. Remove it, or press “Speak the rest”.",
         "Top-p is not supported by this model, which does not sample; omit it.",
         "The transcript is empty; provide the exact words of the recording.",
         "'hum' already exists; choose a different name, or tick “Replace an added voice of this name”.",

@@ -277,6 +277,21 @@ def test_a_warning_is_shown_with_the_result(visit: Open) -> None:
     expect(page.locator("#status")).to_contain_text("Ignored markup that this engine does not support: <emphasis>.")
 
 
+def test_the_rest_of_a_text_that_the_voice_cannot_pronounce_is_spoken_and_downloaded(
+    visit: Open, tmp_path: Path
+) -> None:
+    page = visit()
+    page.get_by_label("Download as").select_option("mp3")
+    speak(page, "Good 日 morning.")
+    expect(page.get_by_role("alert")).to_contain_text("Remove it, or press “Speak the rest”.")
+    page.get_by_role("button", name="Speak the rest").click()
+
+    expect(page.locator("main")).to_have_attribute("data-state", "done")
+    expect(page.get_by_role("button", name="Speak the rest")).to_be_hidden()
+    expect(page.locator("#status")).to_contain_text("Skipped characters that this voice cannot pronounce")
+    assert download(page, tmp_path / "said.mp3").stat().st_size > 0
+
+
 def test_the_history_replays_and_downloads_each_item(visit: Open, voiced: ProductionTTSEngine, tmp_path: Path) -> None:
     page = watched(visit)
     finish(page, "First one.", "anna")

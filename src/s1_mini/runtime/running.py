@@ -231,6 +231,7 @@ class EngineRuntime:
                 "instructions": description.instructions,
                 "clones": description.voice.clones,
                 "sample_rate": description.sample_rate,
+                "max_text_length": self.config.max_text_length,
             },
             "voices": self.voices.health(),
             "recordings": self.recordings.health(),

@@ -70,9 +70,9 @@ export class Adding extends EventTarget {
   showSound(file, seconds = null) {
     const player = element("add-audio");
     URL.revokeObjectURL(player.src);
-    if (file) player.src = URL.createObjectURL(file);
-    else player.removeAttribute("src");
-    player.hidden = !file;
+    player.hidden = seconds === null; // no audio, as far as this browser can tell
+    if (player.hidden) player.removeAttribute("src");
+    else player.src = URL.createObjectURL(file);
     const length = `${seconds?.toFixed(1)} s${isBest(seconds) ? "" : `; ${BEST}`}.`;
     const known = seconds === null ? "This browser cannot read the file; the server will try." : length;
     element("record-note").textContent = file ? known : "";

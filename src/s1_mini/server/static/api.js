@@ -1,6 +1,6 @@
 // The page's requests to the server, and their error messages. URLs are relative, so that a path prefix works.
 
-import { inWords } from "./errors.js";
+import { canSkip, inWords } from "./errors.js";
 import { keep, recall } from "./kept.js";
 
 const KEY = "s1_mini.key";
@@ -8,9 +8,9 @@ const DEFAULT_RATE = 24000; // Hz, until the server reports the rate of its mode
 let modelRate = null; // Hz
 
 export class ApiError extends Error {
-  constructor(message, { status = 0, code = "", field = null, retryAfter = null } = {}) {
+  constructor(message, { status = 0, code = "", field = null, retryAfter = null, canSkip = false } = {}) {
     super(message);
-    Object.assign(this, { status, code, field, retryAfter });
+    Object.assign(this, { status, code, field, retryAfter, canSkip });
   }
 }
 
@@ -27,7 +27,7 @@ export async function speak({ voice = "default", ...body }, signal) {
   if (!modelRate) await readHealth();
   const format = `pcm_${modelRate ?? DEFAULT_RATE}`; // the model's own rate, so that nothing is resampled
   const path = `v1/text-to-speech/${encodeURIComponent(voice)}/stream/with-timestamps?output_format=${format}`;
-  const response = await post(path, { on_unsupported: null, ...body }, signal);
+  const response = await post(path, body, signal);
   return {
     rate: Number(response.headers.get("X-Sample-Rate")),
     warning: decodeURIComponent(response.headers.get("X-Warning") ?? ""),
@@ -105,5 +105,5 @@ async function readError(response, isNewVoice) {
   const asks = recall("sessionStorage", KEY) ? "The server does not accept this API key." : "This server requires an API key.";
   let message = response.status === 401 ? asks : error.message ? inWords(error, isNewVoice) : `The server answered ${response.status} ${response.statusText}`.trim() + ".";
   if (retryAfter && !/again/i.test(message)) message += ` Try again in ${retryAfter} s.`;
-  return new ApiError(message, { status: response.status, code: error.code, field: error.field, retryAfter });
+  return new ApiError(message, { status: response.status, code: error.code, field: error.field, retryAfter, canSkip: canSkip(error) });
 }

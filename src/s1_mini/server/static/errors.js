@@ -4,7 +4,13 @@ const SPEECH = { text: "The text", voice: "The voice", speed: "The speed", "voic
 const NEW_VOICE = { name: "The name", text: "The transcript", audio: "The recording", replace: "“Replace an added voice of this name”" };
 const PREDICATE = /^(is|has|must|was|cannot|contains|needs|should|does) /; // how a reason begins that continues the field's name
 const OF_PYDANTIC = /^(.*): (?:input|string|value) ((?:should|is) .*)$/s; // "9: input should be less than 4"
+const SKIP = 'set on_unsupported to "skip"'; // advice for characters that the voice cannot pronounce
 const FOR_ITS_OWNER = /,? or (raise|lower) S1_MINI_\w+| \((S1_MINI_\w+(, )?)+\)/g; // advice about settings, which only the server's operator can change
+
+/** Whether the rest of the text can be spoken without the characters that the voice cannot pronounce. */
+export function canSkip({ message = "" }) {
+  return message.includes(SKIP);
+}
 
 /** The message of an error, as one or more sentences; `isNewVoice` if the request was to add a voice. */
 export function inWords({ message, field, request_id: id }, isNewVoice) {
@@ -14,7 +20,7 @@ export function inWords({ message, field, request_id: id }, isNewVoice) {
     words = words.slice(field.length + 2).replace(OF_PYDANTIC, "$2, not $1");
     if (PREDICATE.test(words)) words = `${name} ${words}`;
   }
-  words = words.replace(/, or set replace$/, ", or tick “Replace an added voice of this name”");
+  words = words.replace(SKIP, "press “Speak the rest”").replace(/, or set replace$/, ", or tick “Replace an added voice of this name”");
   words = words[0].toUpperCase() + words.slice(1);
   return /[.!?]$/.test(words) ? words : `${words}.`;
 }

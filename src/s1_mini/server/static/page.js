@@ -34,7 +34,8 @@ let abort = null; // AbortController of the speech request
 let saving = null; // AbortController of a download
 let asked = 0; // when Speak was pressed, by performance.now()
 
-async function start() {
+/** Speak the text; `skips` leaves out characters that the voice cannot pronounce. */
+async function start(skips = false) {
   if (abort) return;
   showError(null);
   if (!element("text").value.trim()) return showError(new ApiError("Write some text first.", { field: "text" }));
@@ -43,7 +44,7 @@ async function start() {
   voices.stop();
   player.pause();
   audioContext(current?.clip?.rate ?? 44100); // created during the click, otherwise browsers keep it silent
-  const speech = begin(readRequest(voices.chosen));
+  const speech = begin({ ...readRequest(voices.chosen), on_unsupported: skips ? "skip" : "error" });
   const { signal } = abort;
   try {
     await receive(speech, await speak(speech.body, signal), signal);
@@ -238,6 +239,7 @@ function showError(error, more = "") {
   const isGone = error?.code === "voice_not_found"; // another client deleted the voice
   const hint = isGone ? " The list of voices has been refreshed; choose another voice." : "";
   element("error").textContent = error ? error.message + more + hint : "";
+  element("skip-row").hidden = !error?.canSkip;
   if (isGone) voices.load();
   if (error?.status === 401) {
     element("key-form").hidden = false;
@@ -257,7 +259,16 @@ async function showModel() {
   const name = origin?.repository ?? checkpoint.split(/[\\/]/).pop();
   element("model").textContent = model.built_in ? "Built-in English voice." : `Model: ${model.family} (${name}).`;
   showSupported(model);
+  showCount(model.max_text_length);
   if (!model.clones) adding.takeFiles();
+}
+
+function showCount(most = element("count").dataset.most) {
+  const count = Array.from(element("text").value).length; // as the server counts
+  const shown = (number) => Number(number).toLocaleString("en");
+  Object.assign(element("count").dataset, most && { most });
+  element("count").textContent = most ? `${shown(count)} / ${shown(most)}` : shown(count);
+  element("count").classList.toggle("over", count > most);
 }
 
 function since(moment) {
@@ -306,6 +317,7 @@ for (const id of ["speak-form", "key-form"]) {
   });
 }
 element("stop").addEventListener("click", stop);
+element("skip").addEventListener("click", () => start(true));
 history.addEventListener("play", ({ detail }) => replay(detail));
 history.addEventListener("save", ({ detail }) => download(detail));
 element("download").addEventListener("click", () => download(current));
@@ -328,7 +340,10 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
 });
-element("text").addEventListener("input", () => highlight(word)); // the text has changed
+element("text").addEventListener("input", () => {
+  highlight(word); // the text has changed
+  showCount();
+});
 element("text").addEventListener("scroll", ({ target }) => {
   element("echo").scrollTop = target.scrollTop;
 });
@@ -336,5 +351,6 @@ element("advanced").addEventListener("toggle", ({ target }) => {
   if (target.open) target.scrollIntoView({ block: "nearest" }); // it may open below the edge of the window
 });
 startOptions(voices);
+showCount();
 wave.draw();
 voices.load();

@@ -20,7 +20,10 @@ export class Voices extends EventTarget {
     super();
     for (const event of ["finish", "pause"]) this.player.addEventListener(event, () => this.show(null));
     element("delete-yes").addEventListener("click", () => this.deleteChosen());
-    element("voice-list").addEventListener("change", ({ target }) => keep("localStorage", VOICE, target.value));
+    element("voice-list").addEventListener("change", ({ target }) => {
+      keep("localStorage", VOICE, target.value);
+      this.showChosen();
+    });
   }
 
   get chosen() {
@@ -55,6 +58,7 @@ export class Voices extends EventTarget {
     this.rows = new Map(ordered.map((voice) => [voice.name, this.row(voice, voice === picked)]));
     element("voice-list").replaceChildren(...this.rows.values());
     element("voices").setAttribute("aria-busy", "false");
+    this.showChosen();
     this.note(voices.length ? "" : "This checkpoint has no named voices. To choose a voice, add one.");
   }
 
@@ -62,7 +66,7 @@ export class Voices extends EventTarget {
     const row = element("voice-row").content.firstElementChild.cloneNode(true);
     Object.assign(row.querySelector("input"), { value: voice.name, checked });
     row.querySelector(".name").textContent = voice.name;
-    row.querySelector(".about").textContent = about(voice);
+    row.querySelector(".about").textContent = row.querySelector(".about").title = about(voice);
     const listen = row.querySelector(".listen");
     listen.setAttribute("aria-label", `Listen to ${voice.name}`);
     listen.addEventListener("click", () => this.listen(voice.name));
@@ -154,6 +158,11 @@ export class Voices extends EventTarget {
     await this.load();
     this.note(`${this.doomed} was deleted.`);
     element("add-open").focus();
+  }
+
+  /** Name the selected voice next to Speak, because the list may be out of sight. */
+  showChosen() {
+    element("chosen").textContent = this.chosen ? `Voice: ${this.chosen}` : "";
   }
 
   note(words) {
