@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from own_folder import python_with
 from plain_install import plain_environment
 from s1_mini.extras import MODULES
 from s1_mini.version import __version__
@@ -123,3 +125,19 @@ def test_the_installed_wheel_works_without_the_extras(built: Path, tmp_path: Pat
     assert (tmp_path / "hi.wav").read_bytes().startswith(b"RIFF")
     assert served.returncode == 1
     assert 'pip install "s1-mini[server]"' in served.stderr
+
+
+@pytest.mark.image
+def test_one_line_of_uv_speaks_without_a_checkout(built: Path, tmp_path: Path) -> None:
+    """The README's line, with the wheel from a folder; torch comes from pip's indexes instead of PyTorch's."""
+    scripts = python_with(tmp_path / "uv", "uv").parent
+    places = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS"), "UV_INDEX": os.environ.get("PIP_EXTRA_INDEX_URL")}
+    given = {name: place for name, place in places.items() if place}
+    environment = plain_environment(tmp_path, with_path=False) | {"UV_CACHE_DIR": str(tmp_path / "cache")} | given
+    uvx = [scripts / "uvx", "--python", sys.executable, "--constraints", ROOT / "requirements-torch.lock.txt"]
+
+    command = [*uvx, "--find-links", built, "s1-mini", "say", "Hello."]
+    said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert said.returncode == 0, said.stderr
+    assert (tmp_path / "out.wav").read_bytes().startswith(b"RIFF")
