@@ -133,7 +133,8 @@ def test_one_line_of_uv_speaks_without_a_checkout(built: Path, tmp_path: Path) -
     scripts = python_with(tmp_path / "uv", "uv").parent
     places = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS"), "UV_INDEX": os.environ.get("PIP_EXTRA_INDEX_URL")}
     given = {name: place for name, place in places.items() if place}
-    environment = plain_environment(tmp_path, with_path=False) | {"UV_CACHE_DIR": str(tmp_path / "cache")} | given
+    environment = plain_environment(tmp_path, with_path=False) | given | {"UV_CACHE_DIR": str(tmp_path / "cache")}
+    environment["S1_MINI_COMPILE"] = "false"  # otherwise a process would compile for ten seconds after the command
     uvx = [scripts / "uvx", "--python", sys.executable, "--constraints", ROOT / "requirements-torch.lock.txt"]
 
     command = [*uvx, "--find-links", built, "s1-mini", "say", "Hello."]
