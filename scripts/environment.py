@@ -44,7 +44,20 @@ METADATA = (
     "requirements.txt",
     *(
         f"requirements-{extra}.txt"
-        for extra in ("server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp", "sdk")
+        for extra in (
+            "server",
+            "aws",
+            "play",
+            "replicas",
+            "hub",
+            "corpus",
+            "ray",
+            "vllm",
+            "wyoming",
+            "mcp",
+            "sdk",
+            "c2pa",
+        )
     ),
 )
 # --no-compile: Python compiles a module when it is first imported, and most modules never are.

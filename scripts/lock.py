@@ -50,6 +50,7 @@ LOCKS = (
             "requirements-corpus.txt",
             "requirements-wyoming.txt",
             "requirements-mcp.txt",
+            "requirements-c2pa.txt",
             "requirements-test.txt",
         ),
         ("requirements.lock.txt",),

@@ -12,7 +12,7 @@ from typing import Literal
 
 from s1_mini.exceptions import ConfigurationError
 
-Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp", "sdk"]
+Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp", "sdk", "c2pa"]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.txt has the versions
     "server": (
@@ -35,6 +35,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
     "wyoming": ("wyoming",),
     "mcp": ("httpx2", "mcp"),
     "sdk": ("s3fs", "sagemaker"),
+    "c2pa": ("c2pa",),
 }
 
 

@@ -73,6 +73,7 @@ def serve(
         max_batch_size=max_batch_size,
     )
     ContainerSettings()
+    settings.signer()
 
     from s1_mini.sagemaker.local_endpoint import check_name
     from s1_mini.server.run import check_address, run

@@ -100,9 +100,13 @@ def create_app(
     """Build the application around `engine`, which it starts and stops unless the engine is already running.
 
     `member` identifies this server if it is one of several replicas of `s1-mini serve`. `has_peers`: whether servers
-    on other machines serve the same clients, as on a cluster.
+    on other machines serve the same clients, as on a cluster. Raises `ConfigurationError` for a certificate that cannot
+    sign.
     """
     settings = settings or ServerSettings()
+    if (signer := settings.signer()) is not None:
+        fields = {"event": "signing", "certificate_ends": signer.ends.isoformat()}
+        logger.info("complete responses are signed", extra={"fields": fields})
     app = DescribedApp(
         title="s1_mini",
         version=__version__,

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from s1_mini.server.logs import LogFormat
 from s1_mini.variables import SERVER, Settings, check_variables, entries
+
+if TYPE_CHECKING:
+    from s1_mini.server.signing import Signer
 
 
 class ServerSettings(Settings):
@@ -56,6 +59,13 @@ class ServerSettings(Settings):
     lexicons_path: Path | None = Field(
         None, description="folder for the lexicons that Polly's clients upload; unset: in memory until the server ends"
     )
+
+    c2pa_certificate_path: Path | None = Field(
+        None,
+        description="PEM file with the certificate chain that signs complete WAV, MP3 and FLAC responses "
+        "(synthetic_audio.md); unset: they are not signed",
+    )
+    c2pa_key_path: Path | None = Field(None, description="PEM file with the certificate's private key, unencrypted")
 
     unload_after_s: float = Field(
         0.0,
@@ -148,9 +158,19 @@ class ServerSettings(Settings):
         32, ge=1, le=512, description="threads for work that would block the event loop: encoding, decoding, files"
     )
 
+    _signer: Any = PrivateAttr(None)
+
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
         check_variables(SERVER)
+
+    def signer(self) -> Signer | None:
+        """Return what signs complete files, if a certificate is set. Raises `ConfigurationError`."""
+        if self._signer is None and (self.c2pa_certificate_path or self.c2pa_key_path):
+            from s1_mini.server.signing import Signer
+
+            self._signer = Signer(self.c2pa_certificate_path, self.c2pa_key_path)
+        return self._signer
 
     @property
     def keys(self) -> list[str]:

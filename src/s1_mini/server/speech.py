@@ -45,6 +45,7 @@ from s1_mini.server.voice_names import own_voice, with_voice_names
 if TYPE_CHECKING:
     from s1_mini.core.output_queue import Output
     from s1_mini.server.settings import ServerSettings
+    from s1_mini.server.signing import Signer
     from s1_mini.speech_engine import SpeechEngine
     from s1_mini.types import AudioChunk, AudioFormat, SpokenMark, Word
 
@@ -153,6 +154,7 @@ async def speak(
         holding.set(Resource.BODY_BYTES, len(request.reference))
         times = Times()
         chunks = _Listener(engine, request, record, holding, times)
+        chunks.signer = settings.signer()
         chunks.is_labelled = engine.config.label_audio and not (is_part and request.audio_format == "mp3")
         waits = speech.stream is not None  # text still arrives; the session and the engine limit the time
         deadline = _Deadline.after(inf if waits else settings.request_timeout_s)
@@ -181,6 +183,7 @@ class _Listener(AsyncIterator["AudioChunk"]):
         self._output.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
         self._record, self._holding, self._times, self._streams = record, holding, times, request.streams
         self.is_labelled = True
+        self.signer: Signer | None = None  # of complete files
         self._must_end = speech.stream is not None and not speech.sampling.get("max_new_tokens")
         self._is_cut = False  # the text has ended because a slot was full
         self._expiry: asyncio.TimerHandle | None = None
@@ -252,7 +255,7 @@ async def _whole(
             if not received:
                 raise GenerationError("the model generated no audio")
             holding.set(Resource.REQUESTS, 0)  # the engine has finished the request
-            content = await asyncio.to_thread(_encode_all, received, request, is_labelled=chunks.is_labelled)
+            content = await asyncio.to_thread(_encode_all, received, request, chunks)
     except TimeoutError:
         raise deadline.error("the whole response", "shorten the text, or request a stream") from None
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
@@ -346,9 +349,11 @@ async def _feed(encoder: StreamEncoder, audio: np.ndarray) -> bytes:
     return await asyncio.to_thread(encoder.feed, audio)
 
 
-def _encode_all(chunks: list[AudioChunk], request: SpeechRequest, *, is_labelled: bool) -> bytes:
-    wave = np.concatenate([chunk.wave for chunk in chunks])
-    return encode(wave, chunks[0].sample_rate, request.audio_format, is_labelled=is_labelled)
+def _encode_all(received: list[AudioChunk], request: SpeechRequest, chunks: _Listener) -> bytes:
+    """Encode all chunks as one file and, if the server has a certificate, sign it."""
+    wave = np.concatenate([chunk.wave for chunk in received])
+    content = encode(wave, received[0].sample_rate, request.audio_format, is_labelled=chunks.is_labelled)
+    return content if chunks.signer is None else chunks.signer.sign(content, request.audio_format)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:
