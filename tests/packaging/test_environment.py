@@ -59,6 +59,33 @@ def test_the_unpacked_model_is_used_and_a_folder_of_code_alone_is_not(tmp_path: 
     assert container_environment(base | {"S1_MINI_CHECKPOINT_PATH": "mine"})["S1_MINI_CHECKPOINT_PATH"] == "mine"
 
 
+def test_the_checkpoint_of_vllm_s_containers_is_found_in_their_order(tmp_path: Path) -> None:
+    def checkpoint(**given: str) -> str | None:
+        environment = container_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)} | given)
+        return environment.get("S1_MINI_CHECKPOINT_PATH")
+
+    assert checkpoint(HF_MODEL_ID="owner/hub") == "owner/hub"
+    assert checkpoint(HF_MODEL_ID="owner/hub", SM_VLLM_MODEL="owner/vllm") == "owner/vllm"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert checkpoint(HF_MODEL_ID="owner/hub") == str(tmp_path / "model")
+    assert checkpoint(SM_VLLM_MODEL="owner/vllm") == "owner/vllm"
+    assert checkpoint(SM_VLLM_MODEL="owner/vllm", S1_MINI_CHECKPOINT_PATH="mine") == "mine"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the image is Linux")
+def test_serve_names_the_flags_of_vllm_in_one_warning(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "src"), "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    environment |= {"SM_VLLM_MODEL": "owner/vllm", "SM_VLLM_MAX_MODEL_LEN": "9", "SM_VLLM_DTYPE": "half"}
+    command = [sys.executable, "-m", "s1_mini.sagemaker.environment", "--help"]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0
+    assert done.stderr.count("flags of vLLM have no effect") == 1
+    assert "s1-mini: SM_VLLM_DTYPE, SM_VLLM_MAX_MODEL_LEN: flags" in done.stderr
+
+
 def test_an_extra_folder_around_the_files_is_reported(tmp_path: Path) -> None:
     (tmp_path / "model" / "s1-mini").mkdir(parents=True)
     (tmp_path / "model" / "s1-mini" / "config.json").write_text("{}")

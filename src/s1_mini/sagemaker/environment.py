@@ -15,6 +15,8 @@ from s1_mini.exceptions import CheckpointNotFoundError, ConfigurationError, S1Mi
 
 CHECKPOINT = "S1_MINI_CHECKPOINT_PATH"
 BASE = "SAGEMAKER_BASE_DIR"
+# Variables of AWS's containers for vLLM: a checkpoint before and after /opt/ml/model, and flags of vLLM.
+VLLM_MODEL, HUB_MODEL, VLLM_FLAGS = "SM_VLLM_MODEL", "HF_MODEL_ID", "SM_VLLM_"
 
 
 class EnvironmentVariable(NamedTuple):
@@ -51,8 +53,8 @@ def container_environment(given: Mapping[str, str]) -> dict[str, str]:
                 raise ConfigurationError(f"{theirs} must be an integer, not {value!r}") from None
     environment |= {name: value for name, value in DEFAULTS.items() if not environment.get(name)}
     if not given.get(CHECKPOINT):
-        found = find_model(Path(given.get(BASE) or "/opt/ml") / "model")
-        if found is not None:
+        mounted = Path(given.get(BASE) or "/opt/ml") / "model"
+        if found := given.get(VLLM_MODEL) or find_model(mounted) or given.get(HUB_MODEL):
             environment[CHECKPOINT] = str(found)
     return environment
 
@@ -75,6 +77,11 @@ def find_model(directory: Path) -> Path | None:
     raise CheckpointNotFoundError(f"{directory} has no checkpoint: config.json is missing")
 
 
+def ignored_flags(given: Mapping[str, str]) -> list[str]:
+    """Return the names of vLLM's flags in the environment, which have no effect here."""
+    return sorted(name for name in given if name.startswith(VLLM_FLAGS) and name != VLLM_MODEL)
+
+
 def main() -> None:
     """Replace this process by `s1-mini serve`, so that the server itself receives SIGTERM."""
     try:
@@ -82,6 +89,11 @@ def main() -> None:
     except S1MiniError as error:
         print(f"s1-mini: {error}", file=sys.stderr)  # noqa: T201 - logging is not set up yet
         sys.exit(1)
+    if ignored := ignored_flags(os.environ):
+        print(  # noqa: T201
+            f"s1-mini: {', '.join(ignored)}: flags of vLLM have no effect; see `s1-mini settings` for those of s1_mini",
+            file=sys.stderr,
+        )
     os.execve(sys.executable, [sys.executable, "-m", "s1_mini", "serve", *sys.argv[1:]], environment)  # noqa: S606
 
 
