@@ -1,5 +1,6 @@
 """Load on a server over HTTP: half of the streaming clients disconnect early; counts failures.
 
+Meanwhile, WebSockets are opened at the route of SageMaker's bidirectional streams, which waits 250 ms for each.
 Every response to a client that stays connected must be complete, and responses to the same text and seed must be
 byte-identical. The exit code is 1 if a request failed, if such responses differ, or if no response was complete.
 Memory is read from /proc, so this command needs Linux. Prints a table with a row per minute, then one line of JSON.
@@ -19,19 +20,23 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmark.command import make_parser, quantile_ms, report
 from benchmark.command import run as run_command
 from benchmark.http_load import Answer, Place, processes_of, served, until_ready
+from benchmark.live import connect
 from s1_mini.bench.clients import resident_bytes
 
 SEEDS = 16  # number of different requests
 PING_INTERVAL_S = 0.1
+ACCEPT_INTERVAL_S = 0.5
+BIDIRECTIONAL = "/invocations-bidirectional-stream"
 ANSWER_LIMIT_S = 120.0  # a response that takes longer counts as lost
 MEMORY_INTERVAL_S = 0.5
-HEAD = ["minute", "whole", "vanished", "first ms p50", "/ping ms p50", "p99", "MiB"]
+HEAD = ["minute", "whole", "vanished", "first ms p50", "/ping ms p50", "p99", "WebSocket accepted ms p50", "max", "MiB"]
 
 
 @dataclass
@@ -41,14 +46,16 @@ class Minute:
     whole: int = 0
     vanished: int = 0
     pings_s: list[float] = field(default_factory=list)
+    accepts_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)  # bytes
 
     def row(self) -> list[float]:
         """Return a row of the table, without the number of the minute."""
         pings = [quantile_ms(self.pings_s, share) for share in (0.5, 0.99)]
+        accepts = [quantile_ms(self.accepts_s, share) for share in (0.5, 1.0)]
         mib = round(sum(self.memory) / len(self.memory) / 2**20, 1) if self.memory else 0.0
-        return [self.whole, self.vanished, quantile_ms(self.first_s, 0.5), *pings, mib]
+        return [self.whole, self.vanished, quantile_ms(self.first_s, 0.5), *pings, *accepts, mib]
 
 
 @dataclass
@@ -122,20 +129,17 @@ async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Ta
             tally.sent += 1
             await listen(place, tally, tally.sent, None if index % 2 else chance)
 
-    async def ping() -> None:
-        started = time.monotonic()
-        status, _ = await place.get("/ping")
-        tally.minute.pings_s.append(time.monotonic() - started)
-        if status != 200:
-            tally.failed[f"ping {status}"] += 1
-
     async def measure_memory() -> None:
         if pid is not None and (memory := sum(map(resident_bytes, processes_of(pid)))):
             tally.minute.memory.append(memory)
 
     watching = [
         asyncio.create_task(every(interval_s, act))
-        for interval_s, act in ((PING_INTERVAL_S, ping), (MEMORY_INTERVAL_S, measure_memory))
+        for interval_s, act in (
+            (PING_INTERVAL_S, partial(ping, place, tally)),
+            (ACCEPT_INTERVAL_S, partial(accept, place, tally)),
+            (MEMORY_INTERVAL_S, measure_memory),
+        )
     ]
     await asyncio.gather(*(client(index) for index in range(streams)))
     for task in watching:
@@ -145,6 +149,22 @@ async def run(place: Place, streams: int, seconds: float, pid: int | None) -> Ta
             tally.failed[f"watching: {ended}"] += 1
     tally.free_ms = await free_after_all_vanish(place, streams)
     return tally
+
+
+async def ping(place: Place, tally: Tally) -> None:
+    """Measure `/ping`."""
+    started = time.monotonic()
+    status, _ = await place.get("/ping")
+    tally.minute.pings_s.append(time.monotonic() - started)
+    if status != 200:
+        tally.failed[f"ping {status}"] += 1
+
+
+async def accept(place: Place, tally: Tally) -> None:
+    """Measure how long a WebSocket takes to be accepted."""
+    started = time.monotonic()
+    async with connect(place, BIDIRECTIONAL):
+        tally.minute.accepts_s.append(time.monotonic() - started)
 
 
 async def every(interval_s: float, act: Callable[[], Awaitable[None]]) -> None:
@@ -180,6 +200,7 @@ def facts_of(tally: Tally, streams: int, seconds: float) -> dict[str, Any]:
     """Return the fields of the line of JSON."""
     rows = [minute.row() for minute in tally.minutes]
     pings = [ping_s for minute in tally.minutes for ping_s in minute.pings_s]
+    accepts = [accept_s for minute in tally.minutes for accept_s in minute.accepts_s]
     return {
         "streams": streams,
         "seconds": seconds,
@@ -189,8 +210,11 @@ def facts_of(tally: Tally, streams: int, seconds: float) -> dict[str, Any]:
         "different": sum(len(digests) - 1 for digests in tally.digests.values()),
         "ping_ms_p50": quantile_ms(pings, 0.5),
         "ping_ms_p99": quantile_ms(pings, 0.99),
+        "accept_ms_p50": quantile_ms(accepts, 0.5),
+        "accept_ms_p99": quantile_ms(accepts, 0.99),
+        "accept_ms_max": quantile_ms(accepts, 1.0),
         "free_ms": round(tally.free_ms, 1),
-        "minutes": [{"whole": row[0], "vanished": row[1], "mib": row[5], "ping_p99": row[4]} for row in rows],
+        "minutes": [{"whole": row[0], "vanished": row[1], "mib": row[-1], "ping_p99": row[4]} for row in rows],
     }
 
 
