@@ -14,6 +14,7 @@ import torch
 
 from s1_mini.core.messages import Begin, Conditions, Prefill
 from s1_mini.families.codec_lm.stage import LanguageModel
+from s1_mini.families.s1.config import Ras
 from s1_mini.families.s1.model import S1Model
 from s1_mini.types import SamplingParams
 from tests.families.s1_room import build
@@ -38,6 +39,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"heads": "full", "repetition_mode": "fixed"},
     ),
+    "repetition-aware sampling": ({}, {"ras": Ras(window=5, temperature=1.2, top_p=0.95)}),
 }
 
 
@@ -45,7 +47,12 @@ def start(stage: LanguageModel, model: S1Model, slot: int) -> None:
     """Prefill a prompt with its own seed in a slot."""
     prompt = model.prompt("Say this" * (slot + 1)).items
     asked = Conditions(
-        SamplingParams(repetition_penalty=1.3), seed=slot, utterance=0, max_steps=FRAMES, voice={}, text_start=3
+        SamplingParams(repetition_penalty=1.3, top_k=9),
+        seed=slot,
+        utterance=0,
+        max_steps=FRAMES,
+        voice={},
+        text_start=3,
     )
     begin = Begin(slot, 0, prompt, None, 0, FRAMES, 1, context=0, consumes=len(prompt), conditions=asked)
     stage.begin([begin])

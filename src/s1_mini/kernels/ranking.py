@@ -48,13 +48,21 @@ def order(x, BITS: tl.constexpr):
 
 
 @jit
-def edge(key, mass, bound, BITS: tl.constexpr):
-    """Return the highest key for which the total mass of all keys from it upwards exceeds `bound`, or 0."""
+def edge(key, mass, bound, BITS: tl.constexpr, most=None):
+    """Return the highest key for which the total mass of all keys from it upwards exceeds `bound`, or 0.
+
+    With `most`, it may also be the highest key for which the number of all keys from it upwards exceeds `most`.
+    """
     found = tl.sum(tl.zeros_like(key), axis=0)
     step = found + 1
+    if most is not None:
+        mass = mass.to(tl.int64) + (1 << 32)  # the upper half counts keys, because the total mass has 32 bits
     for bit in range(BITS):
         higher = found | (step << (BITS - 1 - bit))
-        over = tl.sum(tl.where(key >= higher, mass, 0), axis=0) > bound
+        total = tl.sum(tl.where(key >= higher, mass, 0), axis=0)
+        over = total > bound
+        if most is not None:
+            over = ((total & 0xFFFFFFFF) > bound) | ((total >> 32) > most)
         found = tl.where(over, higher, found)
     return found
 

@@ -90,7 +90,7 @@ def first_frame(
         state = model.allocate(1, 2)
         parameters = torch.tensor([[1.5], [1e-5], [0.9]])
         sampling = SamplingTensors(
-            parameters[1], parameters[2], parameters[0], torch.full((1, 2, model.num_codebooks), 0.5)
+            parameters[1], parameters[2], parameters[0], torch.full((1, 2, model.num_uniforms), 0.5)
         )
         prompt = tokens.unsqueeze(1)
         model.activate(state, 0, prompt.repeat(1, 2))

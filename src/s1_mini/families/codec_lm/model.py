@@ -38,7 +38,7 @@ class SamplingTensors(NamedTuple):
     temperature: Tensor  # [B]
     top_p: Tensor  # [B]
     repetition_penalty: Tensor  # [B]
-    uniforms: Tensor  # [B, frames, K] in [0, 1)
+    uniforms: Tensor  # [B, frames, K or more] in [0, 1)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class FrameModel(Generic[State]):
         """
         config = network.config
         self.num_codebooks, self.max_positions = config.num_codebooks, config.max_seq_len
+        self.num_uniforms = config.num_codebooks  # random numbers per frame
         self.kept_heads: Sequence[AlignmentHead] = [head for head in (config.alignment,) if head is not None]
         self.device = network.norm.weight.device
         self.dtype = network.norm.weight.dtype

@@ -45,7 +45,7 @@ class LanguageModel(Stage):
         with torch.inference_mode():
             self.state = model.allocate(slots, self._positions, kept)
             ones = torch.ones(3, slots, device=self.device)
-            table = torch.zeros(slots, self._positions + 1, model.num_codebooks, device=self.device)
+            table = torch.zeros(slots, self._positions + 1, model.num_uniforms, device=self.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
             # The rows of a prefill [n, K + 3]: tokens, slot and position; position -1 is padding.
             self._to_read = torch.zeros(READS[-1], model.num_codebooks + 3, dtype=torch.int64, device=self.device)

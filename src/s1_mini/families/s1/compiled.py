@@ -19,9 +19,10 @@ def step_of(model: S1Model, state: S1State, sampling: SamplingTensors, weights: 
     """Return the compiled step, which changes the tensors of `state` in place, as `S1Model.step` does."""
     semantic, window = model.semantic, state.window
     num_codes, is_restricted = model.network.config.codebook_size, model.heads == "restricted"
-    rules = frame.Rules(*semantic, model.end, num_codes, is_restricted, window.is_fixed)
+    second = (np.float32(each) for each in (model.ras or (0, 1, 1))[1:])
+    rules = frame.Rules(*semantic, model.end, num_codes, is_restricted, window.is_fixed, model.ras is not None, *second)
     others = window.history, sampling.repetition_penalty, sampling.temperature, sampling.top_p, sampling.uniforms
-    arrays = frame.State(shared(state), *(tensor.numpy() for tensor in others))
+    arrays = frame.State(shared(state), *(tensor.numpy() for tensor in (*others, state.top_k)))
     return stepping(frame.make_frame, model.num_codebooks + 3, np.int64, arrays, weights, rules)
 
 

@@ -12,7 +12,7 @@ from s1_mini.capacity.sizes import Formats, Sizes
 from s1_mini.codecs.causal.costs import LIVE_TENSORS
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
-from s1_mini.families.codec_lm.costs import measure
+from s1_mini.families.codec_lm.costs import RANDOM_BYTES, measure
 from s1_mini.families.s1.config import S1Config, codec_sizes, read_configs
 from s1_mini.families.s1.network import S1Network
 from s1_mini.families.s1.random import AUDIO8_MODEL, FULL_MODEL
@@ -55,4 +55,5 @@ def _measure(directory: Path | None, published: Mapping[str, Any], formats: Form
         formats,
         encoding_bytes=4 * (encoder + LIVE_TENSORS * ENCODE_BLOCK * dac.samples_per_frame * dac.encoder_dim),
         needed_positions=needed_positions,
+        other_bytes=RANDOM_BYTES if config.ras else 0,
     )

@@ -1,4 +1,4 @@
-"""S1 for many sequences at once: its prompts, the state of its repetition penalty, and its sampling.
+"""S1 for many sequences at once: its prompts, the state of its repetition rules, and its sampling.
 
 Shapes: B slots, K codebooks.
 """
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from s1_mini.alignment.head import AlignmentHead
+from s1_mini.core.messages import Conditions
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.families.codec_lm.model import FrameModel, FrameState, SamplingTensors
 from s1_mini.families.s1.kernels.sampling import (
@@ -37,6 +38,7 @@ class S1State(FrameState):
     """The state of B sequences of S1."""
 
     window: RepetitionWindow
+    top_k: Tensor  # int64 [B], of requests to models with repetition-aware sampling
 
 
 class S1Model(FrameModel[S1State]):
@@ -67,6 +69,8 @@ class S1Model(FrameModel[S1State]):
         )
         network.prepare(network.norm.weight.device)
         super().__init__(network, network.embedding(self.semantic), kv_dtype=kv_dtype, batch_invariant=batch_invariant)
+        self.ras = network.config.ras
+        self.num_uniforms += self.ras is not None
 
     def prompt(self, text: str, voices: Sequence[Voice] = ()) -> PromptTokens:
         """Build the prompt for one sentence piece.
@@ -76,9 +80,13 @@ class S1Model(FrameModel[S1State]):
         return self.check_length(build_prompt(self.tokenizer, self.network.config, text, voices))
 
     def allocate(self, slots: int, positions: int, kept: Sequence[AlignmentHead] | None = None) -> S1State:
-        history = self._zeros(slots, WINDOW, self.num_codebooks + 1)
-        window = RepetitionWindow(history, is_fixed=self.repetition_mode == "fixed")
-        return S1State(**self._common_state(slots, positions, kept), window=window)
+        history = self._zeros(slots, self.ras.window if self.ras else WINDOW, self.num_codebooks + 1)
+        window = RepetitionWindow(history, is_fixed=self.repetition_mode == "fixed" and not self.ras)
+        return S1State(**self._common_state(slots, positions, kept), window=window, top_k=self._zeros(slots))
+
+    def take(self, state: S1State, slots: Sequence[int], conditions: Sequence[Conditions], writes: Writes) -> None:
+        if self.ras:
+            writes.rows(state.top_k, slots, np.array([each.sampling.top_k for each in conditions]))
 
     def begin(
         self, state: S1State, slots: Sequence[int], tokens: np.ndarray, positions: Sequence[int], writes: Writes
@@ -98,6 +106,8 @@ class S1Model(FrameModel[S1State]):
     ) -> Tensor:
         rows = len(logits)
         inputs = SamplingInputs(SamplingTensors(*(part[:rows] for part in sampling)), state.count[:rows], state.window)
+        if self.ras:
+            inputs = inputs._replace(ras=self.ras, top_k=state.top_k[:rows])
         if codebook:
             return sample_code(logits, embeddings, frames, inputs, codebook)
         return sample_semantic(logits, embeddings, frames, inputs, self._semantic_tokens)

@@ -140,7 +140,7 @@ def _run_greedy(model: S1Model, prompt: Tensor, num_frames: int) -> Tensor:
     def row(value: float) -> Tensor:
         return torch.tensor([value], device=model.device)
 
-    table = torch.zeros(1, num_frames, model.num_codebooks, device=model.device)
+    table = torch.zeros(1, num_frames, model.num_uniforms, device=model.device)
     sampling = SamplingTensors(row(0.0), row(1e-6), row(1.0), table)
     frames = [model.step(state, sampling, span=length + index)[0, :-2] for index in range(num_frames)]
     return torch.stack(frames, dim=1)

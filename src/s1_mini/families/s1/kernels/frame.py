@@ -30,10 +30,11 @@ class State(NamedTuple):
     temperature: np.ndarray
     top_p: np.ndarray
     uniforms: np.ndarray
+    top_k: np.ndarray
 
 
 class Rules(NamedTuple):
-    """Vocabulary and penalty mode; see `sampling.SemanticTokens` and `sampling.RepetitionWindow`."""
+    """Vocabulary and repetition rules; see `sampling.SemanticTokens`, `sampling.RepetitionWindow` and `config.Ras`."""
 
     first: int  # the semantic token of code 0
     last: int  # the last semantic token
@@ -41,10 +42,26 @@ class Rules(NamedTuple):
     num_codes: int
     restricted: bool
     is_fixed: bool
+    is_aware: bool  # whether the model has repetition-aware sampling, with the next two numbers
+    second_temperature: np.float32
+    second_top_p: np.float32
 
 
 @in_order
-def sample(logits, temperature, top_p, uniform):
+def _cut(keys, masses, bound, kept):
+    """Drop the token with which the cumulative mass exceeds `bound`, and all that follow in the order of their keys."""
+    least = edge(keys, masses, bound)
+    mass = mass_above(keys, masses, least)
+    for token in range(keys.shape[0]):
+        if keys[token] == least:
+            mass += masses[token]
+            kept[token] = kept[token] and mass <= bound
+        elif keys[token] < least:
+            kept[token] = False
+
+
+@in_order
+def sample(logits, temperature, top_p, top_k, uniform):
     """Sample a token from `logits` [V] without sorting; same result as `probabilities` and `ranking.sample`.
 
     If a penalty has made logits infinite, the result is an arbitrary token.
@@ -55,15 +72,10 @@ def sample(logits, temperature, top_p, uniform):
     likeliest = order(logits, keys)
     top = logits[likeliest]
     softmax(logits, top, f32(1), kept, masses, shares)
-    bound = np.uint32(np.int64(top_p * f32(SCALE)))
-    least = edge(keys, masses, bound)
-    mass = mass_above(keys, masses, least)
-    for token in range(size):
-        if keys[token] == least:
-            mass += masses[token]
-            kept[token] = mass <= bound
-        else:
-            kept[token] = keys[token] > least
+    _cut(keys, masses, np.uint32(np.int64(top_p * f32(SCALE))), kept)
+    if 0 < top_k < np.count_nonzero(kept):
+        masses[:] = 1
+        _cut(keys, masses, np.uint32(top_k), kept)
     kept[likeliest] = True
     softmax(logits, top, f32(1) / max(temperature, f32(MIN_TEMPERATURE)), kept, masses, shares)
     return pick(masses, uniform)
@@ -104,16 +116,37 @@ def _penalise_all(logits, past, count, index, first, last, restricted, is_fixed,
 
 
 @in_order
-def _sample_token(logits, state, slot, codebook, first, last, restricted, is_fixed):
+def _sample_aware(logits, state, slot, rules):
+    """Sample a semantic token, and once more if one of the last frames has it; same result as torch's."""
+    temperature, top_k, offset = state.temperature[slot], state.top_k[slot], rules.first if rules.restricted else 0
+    uniforms = state.uniforms[slot, state.frame.counts[slot]]
+    if not rules.restricted:
+        for token in range(logits.shape[0]):
+            can_end = token == rules.end and state.frame.counts[slot] > 0
+            logits[token] = logits[token] if can_end or rules.first <= token <= rules.last else f32(-np.inf)
+    choice = sample(logits, temperature, state.top_p[slot], top_k, uniforms[0])
+    if temperature > f32(MIN_TEMPERATURE) and rules.first <= choice + offset <= rules.last:
+        for frame in range(state.history.shape[1]):
+            if state.history[slot, frame, 0] == choice + offset:
+                return sample(logits, rules.second_temperature, rules.second_top_p, top_k, uniforms[-1])
+    return choice
+
+
+@in_order
+def _sample_token(logits, state, slot, codebook, restricted, rules):
     """Return a token of a slot's frame, sampled from `logits` [V], which are overwritten; -1 if they are not finite."""
     if not is_finite(logits):
         return -1
     count = state.frame.counts[slot]
     if restricted and count == 0:
         logits[logits.shape[0] - 1] = f32(-np.inf)
-    index = codebook + 1 if codebook > 0 else 0
-    _penalise_all(logits, state.history[slot], count, index, first, last, restricted, is_fixed, state.penalty[slot])
-    return sample(logits, state.temperature[slot], state.top_p[slot], state.uniforms[slot, count, codebook])
+    if rules.is_aware and codebook == 0:
+        return _sample_aware(logits, state, slot, rules)
+    if not rules.is_aware:
+        index, past, penalty = codebook + 1 if codebook > 0 else 0, state.history[slot], state.penalty[slot]
+        _penalise_all(logits, past, count, index, rules.first, rules.last, restricted, rules.is_fixed, penalty)
+    uniform = state.uniforms[slot, count, codebook]
+    return sample(logits, state.temperature[slot], state.top_p[slot], state.top_k[slot], uniform)
 
 
 @in_order
@@ -126,7 +159,7 @@ def make_frame(slots, state, weights, rules, frames):
     hidden, normed, logits = start_frame(slots, state.frame, weights)
     for row in range(rows):
         slot = slots[row]
-        choice = _sample_token(logits[row], state, slot, 0, rules.first, rules.last, rules.restricted, rules.is_fixed)
+        choice = _sample_token(logits[row], state, slot, 0, rules.restricted, rules)
         valid = choice >= 0
         choice = max(choice, 0)
         stops = choice == rules.end and state.frame.counts[slot] > 0
@@ -139,22 +172,22 @@ def make_frame(slots, state, weights, rules, frames):
     for codebook in range(1, books):
         logits = depth_logits(codebook, frames[:, codebook], state.frame, weights, depth)
         for row in range(rows):
-            choice = _sample_token(logits[row], state, slots[row], codebook, 0, 0, False, rules.is_fixed)
+            choice = _sample_token(logits[row], state, slots[row], codebook, False, rules)
             if choice < 0:
                 frames[row, books + 2] = 0
             frames[row, codebook + 1] = max(choice, 0)
-    skipped = 0 if rules.is_fixed else 1
+    skipped, window = 0 if rules.is_fixed else 1, state.history.shape[1]
     for row in range(rows):
         recorded = state.frame.counts[slots[row]] - skipped
         if recorded >= 0:
             for book in range(books + 1):
-                state.history[slots[row], recorded % WINDOW, book] = frames[row, book]
+                state.history[slots[row], recorded % window, book] = frames[row, book]
     end_frame(slots, frames, state.frame)
 
 
 def compile_for(formats):
     """Compile `make_frame` and `prefill` for weights of these formats, and cache them."""
     one, three = frame.ONE, frame.THREE
-    state = State(frame.state_of(), np.zeros((1, 1, 1), np.int64), one[0], one[0], one[0], three)
-    rules = Rules(0, 0, 0, 1, False, False)
+    state = State(frame.state_of(), np.zeros((1, 1, 1), np.int64), one[0], one[0], one[0], three, frame.WHOLE)
+    rules = Rules(0, 0, 0, 1, False, False, False, f32(1), f32(1))
     frame.compile_frame(make_frame, state, frame.weights_of(formats), rules, np.zeros((1, 1), np.int64))
