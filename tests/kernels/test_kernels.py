@@ -187,21 +187,21 @@ def test_a_product_and_a_residual(
 
 @dtypes
 @pytest.mark.parametrize("rows", [1, 3, 70])
-@pytest.mark.parametrize("sizes", [(4, 2, 64), (16, 8, 128)])
+@pytest.mark.parametrize("sizes", [(4, 2, 64, 700), (16, 8, 128, 700), (16, 8, 128, 11), (14, 2, 64, 11)])
 @pytest.mark.parametrize("normed", ["", "last", "first"])
 def test_a_step_of_attention(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int, int], normed: str
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int, sizes: tuple[int, int, int, int], normed: str
 ) -> None:
-    heads, groups, size = sizes
+    heads, groups, size, span = sizes
     qkv, rope = randn(rows, (heads + 2 * groups) * size, dtype=dtype), randn(rows, size // 2, 2)
-    before = [randn(rows, groups, 701, size, dtype=dtype) for _ in range(2)]
-    position = torch.arange(rows, device="cuda") * 9
+    before = [randn(rows, groups, span + 1, size, dtype=dtype) for _ in range(2)]
+    position = torch.arange(rows, device="cuda") * 9 % span
     norms = norms_of(size, dtype, normed)
-    mask = (torch.arange(700, device="cuda") <= position.unsqueeze(1))[:, None, None]
+    mask = (torch.arange(span, device="cuda") <= position.unsqueeze(1))[:, None, None]
 
     def call() -> tuple[Tensor, Tensor]:
         keys, values = (tensor.clone() for tensor in before)
-        out = decode_attention.step_attention(qkv, keys, values, position, position, rope, norms, span=700, mask=mask)
+        out = decode_attention.step_attention(qkv, keys, values, position, position, rope, norms, span=span, mask=mask)
         return out, torch.cat((keys.flatten(), values.flatten()))
 
     ours, theirs = by_both(monkeypatch, (decode_attention, rotary), call)

@@ -1,8 +1,8 @@
 """GPU kernels for attention of one token per row, in parts that other kernels join, and of prompts.
 
 `decode_attention` launches these kernels. `short_kernel` attends to few positions, as in a depth transformer, without
-`tl.dot`. A program of `part_kernel` computes P = PADDED lines, at least 16 because `tl.dot` requires as many. The first
-SHARED lines are the query heads that share one key-value head; the others are padding.
+`tl.dot`. A program computes P = PADDED lines, a power of two; in `part_kernel` at least 16, because `tl.dot` requires
+as many. The first SHARED lines are the query heads that share one key-value head; the others are padding.
 """
 
 from __future__ import annotations
@@ -285,6 +285,7 @@ def short_kernel(
     heads,
     groups,
     SHARED: tl.constexpr,
+    PADDED: tl.constexpr,
     SIZE: tl.constexpr,
     SPAN: tl.constexpr,
     ROUND_LAST: tl.constexpr,
@@ -299,19 +300,21 @@ def short_kernel(
     inside = (index < length)[:, None]
     start = row * slot_stride + group * group_stride
     earlier = start + index[:, None] * SIZE + channel[None, :]
-    head = group * SHARED + tl.arange(0, SHARED)
+    line = tl.arange(0, PADDED)
+    head = group * SHARED + line
+    is_head = None if PADDED == SHARED else (line < SHARED)[:, None]
     token = qkv + row * (heads + 2 * groups) * SIZE
     cos_sin = rope + row * rope_stride + 2 * tl.arange(0, SIZE // 2)
     wait_for_last(EARLY)
     # All loads come first, so that they wait for memory together.
-    q = tl.load(token + head[:, None] * SIZE + channel[None, :])
+    q = tl.load(token + head[:, None] * SIZE + channel[None, :], mask=is_head)
     k = tl.load(token + (heads + group + one) * SIZE + channel[None, :])
     v = tl.load(token + (heads + groups + group + one) * SIZE + channel[None, :])
     cos, sin = tl.load(cos_sin)[None, :], tl.load(cos_sin + 1)[None, :]
     to = start + (tl.load(target + row * target_stride) + one) * SIZE + channel[None, :]
     old_keys = tl.load(keys + earlier, mask=inside, other=0.0)
     old_values = tl.load(values + earlier, mask=inside, other=0.0)
-    q = norm_and_rotate(q, q_norm, cos, sin, eps, SHARED, SIZE, ROUND_LAST).to(tl.float32)
+    q = norm_and_rotate(q, q_norm, cos, sin, eps, PADDED, SIZE, ROUND_LAST).to(tl.float32)
     k = norm_and_rotate(k, k_norm, cos, sin, eps, 1, SIZE, ROUND_LAST)
     k, v = cast_saturating(k, keys, FP8), cast_saturating(v, values, FP8)
     tl.store(keys + to, k)
@@ -324,7 +327,7 @@ def short_kernel(
     mixed = tl.sum(weight[:, :, None] * old_values.to(tl.float32)[None, :, :], axis=1)
     mixed = (mixed + last[:, None] * v.to(tl.float32)) / (tl.sum(weight, axis=1) + last)[:, None]
     where = (row * heads + head[:, None]) * SIZE + channel[None, :]
-    tl.store(out + where, mixed.to(out.dtype.element_ty))
+    tl.store(out + where, mixed.to(out.dtype.element_ty), mask=is_head)
 
 
 @jit

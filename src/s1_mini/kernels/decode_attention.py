@@ -134,8 +134,8 @@ def _can_attend(x: Tensor, size: int) -> bool:
 def _is_short(qkv: Tensor, keys: Tensor, span: int) -> bool:
     """Return whether `short_kernel` supports these sizes."""
     groups, size = keys.shape[1], keys.shape[3]
-    shared = qkv.shape[1] // size // groups - 2
-    return span <= SHORT and shared & (shared - 1) == 0 and shared * SHORT * size <= 4 * SHORT_NUMBERS
+    padded = triton.next_power_of_2(qkv.shape[1] // size // groups - 2)
+    return span <= SHORT and padded * SHORT * size <= 4 * SHORT_NUMBERS
 
 
 def _attend_short(
@@ -153,7 +153,8 @@ def _attend_short(
     heads = qkv.shape[1] // size - 2 * groups
     out = torch.empty(rows, heads * size, dtype=qkv.dtype, device=qkv.device)
     # The order of sums must not depend on the span in batch-invariant mode.
-    padded = SHORT if is_batch_invariant() else triton.next_power_of_2(span)
+    positions = SHORT if is_batch_invariant() else triton.next_power_of_2(span)
+    padded = triton.next_power_of_2(heads // groups)
     short_kernel[(rows, groups)](
         qkv,
         keys,
@@ -174,12 +175,13 @@ def _attend_short(
         heads,
         groups,
         heads // groups,
-        size,
         padded,
+        size,
+        positions,
         ROUND_LAST=norms is None or norms.round_last,
         FP8=keys.dtype != qkv.dtype,
         **launch(qkv),
-        num_warps=triton.cdiv(heads // groups * SHORT * size, SHORT_NUMBERS),
+        num_warps=triton.cdiv(padded * SHORT * size, SHORT_NUMBERS),
     )
     return out
 
