@@ -99,15 +99,7 @@ def rope_store(
     groups, size = keys.shape[1], keys.shape[3]
     heads = qkv.shape[-1] // size - 2 * groups
     if not runs_triton(qkv) or size & (size - 1):
-        qk, value = qkv.view(len(qkv), heads + 2 * groups, size).split((heads + groups, groups), dim=1)
-        if norms is not None:
-            pairs = zip(qk.split((heads, groups), dim=1), (norms.query, norms.key), strict=True)
-            qk = torch.cat([rms_norm(x, weight, norms.eps, round_last=norms.round_last) for x, weight in pairs], dim=1)
-        rotated = apply_rope(qk, rope.unsqueeze(1))
-        rows = torch.arange(len(qkv), device=qkv.device) if slots is None else slots
-        keys[rows, :, target] = cast_tensor(rotated[:, heads:], keys.dtype)
-        values[rows, :, target] = cast_tensor(value, values.dtype)
-        return rotated[:, :heads]
+        return _rope_store_torch(qkv, keys, values, target, rope, norms, slots)
     query = qkv.new_empty(len(qkv), heads, size)
     _rope_store_kernel[(len(qkv), heads + 2 * groups)](
         qkv,
@@ -133,6 +125,28 @@ def rope_store(
         num_warps=1,
     )
     return query
+
+
+def _rope_store_torch(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    target: Tensor,
+    rope: Tensor,
+    norms: HeadNorms | None,
+    slots: Tensor | None,
+) -> Tensor:
+    groups, size = keys.shape[1], keys.shape[3]
+    heads = qkv.shape[-1] // size - 2 * groups
+    qk, value = qkv.view(len(qkv), heads + 2 * groups, size).split((heads + groups, groups), dim=1)
+    if norms is not None:
+        pairs = zip(qk.split((heads, groups), dim=1), (norms.query, norms.key), strict=True)
+        qk = torch.cat([rms_norm(x, weight, norms.eps, round_last=norms.round_last) for x, weight in pairs], dim=1)
+    rotated = apply_rope(qk, rope.unsqueeze(1))
+    rows = torch.arange(len(qkv), device=qkv.device) if slots is None else slots
+    keys[rows, :, target] = cast_tensor(rotated[:, heads:], keys.dtype)
+    values[rows, :, target] = cast_tensor(value, values.dtype)
+    return rotated[:, :heads]
 
 
 @jit

@@ -46,22 +46,9 @@ def snake_extend(
     x is [B, T, C]. `past` [R, P, C] is replaced by the last P steps of the second result. Without `factors`, Snake is
     left out. The first result is valid only with `keeps_total`.
     """
-    alpha, beta = factors or (None, None)
     if not runs_triton(x):
-        total = x.float()
-        if bias is not None:
-            total = total + bias.float()
-        if skip is not None:
-            total = total + skip.float()
-        out = total
-        if alpha is not None and beta is not None:
-            out = total + (alpha.float() * total).sin().square() / (beta.float() + NO_DIVISION_BY_ZERO)
-        joined = out.to(x.dtype)
-        if past is not None:
-            before = past[rows.slot_ids].masked_fill(rows.reset_mask[:, None, None], 0)
-            joined = torch.cat((before, joined), dim=1)
-            past[rows.slot_ids] = joined[:, joined.shape[1] - past.shape[1] :]
-        return total.to(x.dtype), joined
+        return _snake_extend_torch(x, factors, past, rows, bias, skip)
+    alpha, beta = factors or (None, None)
     x = x.contiguous()
     batch, steps, channels = x.shape
     context = 0 if past is None else past.shape[1]
@@ -89,6 +76,26 @@ def snake_extend(
         num_warps=4,
     )
     return x if stored is None else stored, joined
+
+
+def _snake_extend_torch(
+    x: Tensor, factors: Factors | None, past: Tensor | None, rows: Rows, bias: Tensor | None, skip: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    total = x.float()
+    if bias is not None:
+        total = total + bias.float()
+    if skip is not None:
+        total = total + skip.float()
+    out = total
+    if factors is not None:
+        alpha, beta = factors
+        out = total + (alpha.float() * total).sin().square() / (beta.float() + NO_DIVISION_BY_ZERO)
+    joined = out.to(x.dtype)
+    if past is not None:
+        before = past[rows.slot_ids].masked_fill(rows.reset_mask[:, None, None], 0)
+        joined = torch.cat((before, joined), dim=1)
+        past[rows.slot_ids] = joined[:, joined.shape[1] - past.shape[1] :]
+    return total.to(x.dtype), joined
 
 
 @jit

@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from s1_mini.alignment.head import AlignmentHead
 from s1_mini.exceptions import CheckpointMismatchError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["base", "custom_voice", "voice_design"]
 AUTO = "auto"  # the model detects the language
+CODEC_IDS = ("pad_id", "bos_id", "eos_token_id", "think_id", "nothink_id", "think_bos_id", "think_eos_id")
 NUM_CONTROLS = 1024  # control ids after the first codebook's codes; only the end is ever sampled
 
 
@@ -133,17 +134,8 @@ class Qwen3Config:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Qwen3Config:
         """Read `config.json`. Raises `CheckpointMismatchError` for a missing or invalid value."""
-        if values.get("tokenizer_type") != "qwen3_tts_tokenizer_12hz":
-            raise invalid(
-                "config.json: tokenizer_type",
-                values.get("tokenizer_type"),
-                "qwen3_tts_tokenizer_12hz; 25 Hz models are not supported",
-            )
-        kind, talker = values.get("tts_model_type"), _part(values, "talker_config")
-        if kind not in get_args(Kind):
-            raise invalid("config.json: tts_model_type", kind, f"one of {', '.join(get_args(Kind))}")
-        if not isinstance(model_size := values.get("tts_model_size"), str):
-            raise invalid("config.json: tts_model_size", model_size, "a string such as 0b6")
+        kind, is_small = _read_kind(values)
+        talker = _part(values, "talker_config")
         depth = _part(talker, "code_predictor_config", "talker_config.")
 
         def size(part: Mapping[str, Any], name: str, most: int = 2**20, least: int = 1) -> int:
@@ -155,14 +147,8 @@ class Qwen3Config:
 
         vocab, text_vocab = size(talker, "vocab_size"), size(talker, "text_vocab_size")
         code_size = size(depth, "vocab_size", vocab - 1)
-        if vocab - code_size != NUM_CONTROLS:
-            raise CheckpointMismatchError(
-                f"config.json: talker_config.vocab_size={vocab} must be {NUM_CONTROLS} more than "
-                f"code_predictor_config.vocab_size={code_size}, because the additional ids are control tokens"
-            )
         num_codebooks = size(talker, "num_code_groups", MAX_LAYERS, least=2)
-        if size(depth, "num_code_groups", MAX_LAYERS) != num_codebooks:
-            raise CheckpointMismatchError("config.json: num_code_groups differs between talker and code predictor")
+        _check_numbers_of_codes(vocab, code_size, num_codebooks, size(depth, "num_code_groups", MAX_LAYERS))
 
         def text_id(name: str) -> int:
             return size(values, f"{name}_token_id", text_vocab - 1, least=0)
@@ -172,8 +158,8 @@ class Qwen3Config:
 
         languages, speakers = (_ids(talker, key, vocab) for key in ("codec_language_id", "spk_id"))
         return cls(
-            kind=kind,  # type: ignore[arg-type]  # checked above
-            is_small=model_size == "0b6",
+            kind=kind,
+            is_small=is_small,
             backbone=_block(talker),
             depth=_block(depth),
             num_layers=size(talker, "num_hidden_layers", MAX_LAYERS),
@@ -187,15 +173,7 @@ class Qwen3Config:
             rope_base=base(talker),
             depth_rope_base=base(depth),
             text=TextIds(*map(text_id, ("im_start", "im_end", "assistant", "tts_pad", "tts_bos", "tts_eos"))),
-            codec=CodecIds(
-                *map(
-                    codec_id,
-                    (
-                        *("pad_id", "bos_id", "eos_token_id", "think_id"),
-                        *("nothink_id", "think_bos_id", "think_eos_id"),
-                    ),
-                )
-            ),
+            codec=CodecIds(*map(codec_id, CODEC_IDS)),
             languages={name: each for name, each in languages.items() if "dialect" not in name},
             speakers=speakers,
             dialects=_dialects(talker, languages, speakers),
@@ -204,6 +182,29 @@ class Qwen3Config:
                 values, *(size(talker, f"num_{each}") for each in ("hidden_layers", "attention_heads"))
             ),
         )
+
+
+def _read_kind(values: Mapping[str, Any]) -> tuple[Kind, bool]:
+    """Return the kind of a model, and whether it is the small one. Raises `CheckpointMismatchError`."""
+    if (tokenizer := values.get("tokenizer_type")) != "qwen3_tts_tokenizer_12hz":
+        raise invalid(
+            "config.json: tokenizer_type", tokenizer, "qwen3_tts_tokenizer_12hz; 25 Hz models are not supported"
+        )
+    if (kind := values.get("tts_model_type")) not in get_args(Kind):
+        raise invalid("config.json: tts_model_type", kind, f"one of {', '.join(get_args(Kind))}")
+    if not isinstance(size := values.get("tts_model_size"), str):
+        raise invalid("config.json: tts_model_size", size, "a string such as 0b6")
+    return cast(Kind, kind), size == "0b6"
+
+
+def _check_numbers_of_codes(vocab: int, code_size: int, num_codebooks: int, of_depth: int) -> None:
+    if vocab - code_size != NUM_CONTROLS:
+        raise CheckpointMismatchError(
+            f"config.json: talker_config.vocab_size={vocab} must be {NUM_CONTROLS} more than "
+            f"code_predictor_config.vocab_size={code_size}, because the additional ids are control tokens"
+        )
+    if of_depth != num_codebooks:
+        raise CheckpointMismatchError("config.json: num_code_groups differs between talker and code predictor")
 
 
 def read_config(directory: Path) -> Qwen3Config:

@@ -121,16 +121,9 @@ class PromptBuilder:
             sides.add(spoken, columns.empty(1))
         lengths = {"instructions": len(sides.text)}
         sides.add(role, columns.empty(1))
-        for tag in self._tags(language, preset):
-            sides.add([ids.pad], columns.of(tag))
-        conditions = {}
-        if preset is not None:
-            sides.add([ids.pad], columns.of(int(preset[0])))
-        elif vector is not None:
-            sides.add([ids.pad], columns.of(columns.vector_row))
-            conditions[VECTOR] = self._vector(vector)
+        self._add_voice(sides, self._tags(language, preset), preset, has_vector=vector is not None)
+        conditions = {VECTOR: self._vector(vector)} if preset is None and vector is not None else {}
         pad, begin = columns.of(config.codec.pad), columns.of(config.codec.begin)
-        sides.add([ids.begin], pad)
         num_shared = first = len(sides.text)
         reference, frames = [], []
         if voice is not None and codes is not None and voice.text:
@@ -154,11 +147,20 @@ class PromptBuilder:
         digest = hashlib.blake2b(items[:num_shared].tobytes(), digest_size=16)
         digest.update(b"" if VECTOR not in conditions else conditions[VECTOR].tobytes())
         text_span = first + len(reference), first + len(spoken)  # also of tokens that are read with later frames
-        lengths["text"] = (
-            len(body) if whole_text else 0
-        )  # otherwise the text is read with the reference, or after the prompt
+        lengths["text"] = len(body) if whole_text else 0  # otherwise it is read with the reference, or later
         lengths["reference_audio"] = len(items) - sum(lengths.values())
         return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions, text=text_span, lengths=lengths)
+
+    def _add_voice(self, sides: _Sides, tags: Sequence[int], preset: Tensor | None, *, has_vector: bool) -> None:
+        """Add the positions of the language and the voice, and the beginning of the text."""
+        columns, ids = self._columns, self._config.text
+        for tag in tags:
+            sides.add([ids.pad], columns.of(tag))
+        if preset is not None:
+            sides.add([ids.pad], columns.of(int(preset[0])))
+        elif has_vector:
+            sides.add([ids.pad], columns.of(columns.vector_row))
+        sides.add([ids.begin], columns.of(self._config.codec.pad))
 
     def token_ends(self, text: str) -> np.ndarray:
         """Return the end of each token of a text and of the end token after it, in bytes of UTF-8."""

@@ -75,23 +75,16 @@ def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmGenerator, Mapping[str, A
     from s1_mini.families.cascade.on_vllm.packing import num_sampled_ids
     from s1_mini.families.cascade.weights import read_config
 
-    stage, device = opening["stage"], opening["device"]
-    if current_platform.device_type != device:
+    stage, built_for = opening["stage"], current_platform.device_type
+    if built_for != opening["device"]:
         raise ConfigurationError(
-            f"stage {stage} is on {device}, but the vLLM of vllm_python was built for {current_platform.device_type}"
+            f"stage {stage} is on {opening['device']}, but the vLLM of vllm_python was built for {built_for}"
         )
     checkpoint = read_config(Path(opening["checkpoint"]))
     config = getattr(checkpoint, stage)
     count = num_sampled_ids(checkpoint, stage)
-    if device == "cpu":
-        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-        sizes = CPUAttentionBackend.get_supported_head_sizes()
-        if config.head_dim not in sizes:  # otherwise vLLM would exit at the first request
-            raise ConfigurationError(
-                f"vLLM on a CPU does not support the {stage} model's attention heads of {config.head_dim} channels; "
-                f"it supports {', '.join(map(str, sizes))}"
-            )
+    if built_for == "cpu":
+        _check_heads(stage, config.head_dim)
     stage_config = {
         "model_type": MODEL_TYPE,
         "stage": stage,
@@ -126,6 +119,18 @@ def open_vllm(opening: Mapping[str, Any]) -> tuple[VllmGenerator, Mapping[str, A
         )
     ends = [checkpoint.numbers.semantic_size, count] if stage == "semantic" else [count]
     return VllmGenerator(engine, ends), {"vllm": vllm.__version__}
+
+
+def _check_heads(stage: str, head_dim: int) -> None:
+    """Raise `ConfigurationError` if vLLM on a CPU lacks attention heads of this size: it would exit at a request."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if head_dim not in sizes:
+        raise ConfigurationError(
+            f"vLLM on a CPU does not support the {stage} model's attention heads of {head_dim} channels; "
+            f"it supports {', '.join(map(str, sizes))}"
+        )
 
 
 if __name__ == "__main__":
