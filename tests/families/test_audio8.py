@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands import invoke
 from container_room import recording, running
 from s1_mini import EngineConfig, ParameterError, ProductionTTSEngine
 from s1_mini.codecs.dac.config import DacConfig
@@ -47,6 +48,26 @@ def changed(target: Path, file: str, change: Callable[[dict[str, Any]], object])
     change(values)
     (target / file).write_text(json.dumps(values))
     return target
+
+
+def test_the_engine_computes_what_the_original_computes() -> None:
+    """Except for two of its prompts, in which the names of control tokens became control tokens."""
+    checks = invoke("verify", "--checkpoint", ASSETS, "--oracle", ASSETS / "oracle.pt")
+
+    assert "all 84 checks passed" in checks
+
+
+def test_a_difference_from_the_original_is_found(tmp_path: Path) -> None:
+    content = torch.load(ASSETS / "oracle.pt")
+    content["ras"][0]["probs"] += 1e-3
+    content["prompts"][0]["prefix"][-1] += 1
+    content["noref/greedy"]["ras_windows"][5] += 1
+    torch.save({name: content[name] for name in ("ras", "prompts", "noref/greedy")}, tmp_path / "oracle.pt")
+
+    lines = invoke("verify", "--checkpoint", ASSETS, "--oracle", tmp_path / "oracle.pt", fails=True).splitlines()
+
+    failed = [line.split("│")[1].strip() for line in lines if "FAILED" in line]
+    assert failed == ["ras 0 probs", "prompts 0", "noref/greedy ras_windows"]
 
 
 def test_prompts_share_everything_before_the_text() -> None:
