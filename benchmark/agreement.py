@@ -135,7 +135,7 @@ class NoiseRows:
             torch.full((len(rows),), value, device=device)
             for value in (temperature, params.top_p, params.repetition_penalty)
         )
-        tables = [uniforms(row, 0, self.frames + 1, model.num_codebooks) for row in rows]
+        tables = [uniforms(row, 0, self.frames + 1, model.num_uniforms) for row in rows]
         return SamplingTensors(temperatures, top_p, penalty, torch.stack(tables).to(device))
 
 

@@ -197,7 +197,7 @@ def _check_sampler(model: S1Model, vectors: list[Mapping[str, Any]]) -> Iterator
         if "prev" in vector:
             previous, penalty = vector["prev"].long().unsqueeze(0), torch.tensor([float(vector["r"])])
             logits = penalise(logits.unsqueeze(0), previous, torch.ones_like(previous, dtype=torch.bool), penalty)[0]
-        yield Check.close(f"sampler {index}", _probabilities(logits, vector), vector["probs"], 1e-5)
+        yield Check.close(f"sampler {index}", _probabilities(logits, vector), vector["probs"], 1e-6)
 
 
 def _check_ras(model: S1Model, vectors: list[Mapping[str, Any]]) -> Iterator[Check]:
@@ -210,7 +210,7 @@ def _check_ras(model: S1Model, vectors: list[Mapping[str, Any]]) -> Iterator[Che
         token = torch.arange(len(logits))
         repeats = torch.isin(token, vector["previous"]) & (token >= model.semantic[0]) & (token <= model.semantic[1])
         computed = {"normal": normal, "high": high, "probs": normal * ~repeats + normal[repeats].sum() * high}
-        yield from compare_all(f"ras {index}", computed, vector, {"logits", "previous", "t", "k", "p"}, 1e-5)
+        yield from compare_all(f"ras {index}", computed, vector, {"logits", "previous", "t", "k", "p"}, 1e-6)
 
 
 def _allowed(model: S1Model, logits: Tensor) -> Tensor:
