@@ -22,6 +22,7 @@ PATHS = (
     BIDIRECTIONAL,
     f"{BIDIRECTIONAL}?model=robin",
     "/v1/speak?model=robin",
+    "/v2/speak?model=robin",
     "/v1/audio/speech/stream",
     "/v1/text-to-speech/robin/stream-input",
     "/v1/text-to-speech/robin/multi-stream-input",

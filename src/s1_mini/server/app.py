@@ -52,6 +52,7 @@ from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.openapi import DescribedApp
 from s1_mini.server.protocols import (
     deepgram,
+    deepgram_turns,
     elevenlabs,
     kokoro,
     openai,
@@ -133,7 +134,7 @@ def create_app(
         asyncio.Semaphore(1),
     )
     app.state = state  # type: ignore[assignment]
-    sockets = (websocket.router, deepgram.router)
+    sockets = (websocket.router, deepgram.router, deepgram_turns.router)
     https = (*polly.routers, *routes.routers, openai.router, elevenlabs.router, kokoro.router)
     for router in (*https, *routes_public.routers, *sockets):
         app.include_router(router)

@@ -185,12 +185,14 @@ def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:
     return {"error": {"code": code_of(error), "message": message_of(error), "field": field, "request_id": request_id}}
 
 
-def detail_kind(scope: Scope) -> Literal["elevenlabs", "kokoro", "openai"] | None:
+def detail_kind(scope: Scope) -> Literal["deepgram", "elevenlabs", "kokoro", "openai"] | None:
     """Return the service whose clients send this request and expect errors of another form or status."""
     if scope["path"].startswith(("/v1/text-to-speech/", "/v2/voices")) or ELEVENLABS_KEY in Headers(scope=scope):
         return "elevenlabs"
     if scope["type"] == "http" and scope["path"].startswith(OPENAI_PATHS):
         return "openai"
+    if scope["path"] == "/v2/speak":
+        return "deepgram"
     return "kokoro" if scope["path"].startswith("/dev/") else None
 
 
@@ -218,6 +220,9 @@ def error_response(error: BaseException, request_id: str | None, detail: str | N
         content["detail"] = {"status": code, "message": message}
     elif detail == "kokoro":
         content["detail"] = {"error": code, "message": message, "type": kind}
+    elif detail == "deepgram":
+        content |= {"err_code": code, "err_msg": message, "request_id": request_id}
+        status = 400 if status == 422 else status
     elif detail == "openai":
         content["error"] |= {"type": kind, "param": content["error"]["field"]}
         # OpenAI answers 400 to a wrong field, and programs for it catch `openai.BadRequestError`.

@@ -60,6 +60,9 @@ class Protocol(Listener):
     async def act(self, message: Any) -> None:
         """Handle a message."""
 
+    async def begin(self) -> None:
+        """Greet the client."""
+
     async def end(self) -> None:
         """Announce that everything was spoken. Raises `S1MiniError`."""
 
@@ -120,6 +123,7 @@ class Session:
     async def run(self) -> None:
         """Read messages and speak until the session ends; send errors to the client. Raises `ClientGoneError`."""
         try:
+            await self.protocol.begin()
             await self.text.run(self._read())
             await self.protocol.end()
             await self._socket.close()

@@ -5,6 +5,7 @@ Client: `Speak`, `Flush`, `Clear`, `Close`. Server: binary audio, `Flushed`, `Cl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -54,21 +55,21 @@ _TAGS: dict[str, type[BaseModel]] = {"Speak": Speak, "Flush": Control, "Clear": 
 
 @router.websocket("/v1/speak")
 async def speak_as_deepgram(socket: WebSocket) -> None:
-    await converse(socket, partial(Deepgram, config=await _config(socket)))
+    config = await config_from(socket, read_options(socket, Options))
+    await converse(socket, partial(Deepgram, config=config))
 
 
 @router.websocket("/invocations-bidirectional-stream")
 async def speak_on_sagemaker(socket: WebSocket) -> None:
-    config = await _config(socket)
+    config = await config_from(socket, read_options(socket, Options))
     # Without a rate in the URL, our own protocol uses the model's rate.
     rate = config.sample_rate if "sample_rate" in socket.query_params else None
     own = config.model_copy(update={"sample_rate": rate})
     await converse(socket, partial(Recognizing, config=config, own_config=own))
 
 
-async def _config(socket: WebSocket) -> SessionConfig:
+async def config_from(socket: WebSocket, options: Options) -> SessionConfig:
     """Return the configuration in a URL's query. Raises `InvalidError` and the errors of `config_of`."""
-    options = read_options(socket, Options)
     rate, default_rate = options.sample_rate, 24_000 if options.encoding == "linear16" else TELEPHONE_RATE
     if options.encoding != "linear16" and rate not in (None, TELEPHONE_RATE):
         raise InvalidError("sample_rate", f"{rate} is not supported with {options.encoding}; use {TELEPHONE_RATE}")
@@ -78,8 +79,8 @@ async def _config(socket: WebSocket) -> SessionConfig:
 class Deepgram(Protocol):
     """Deepgram's messages."""
 
-    messages = TypeAdapter(Annotated[Speak | Control, Field(discriminator="type")])
-    tags = _TAGS
+    messages: TypeAdapter[Any] = TypeAdapter(Annotated[Speak | Control, Field(discriminator="type")])
+    tags: Mapping[str, type[BaseModel]] = _TAGS
 
     def __init__(self, session: Session, config: SessionConfig) -> None:
         super().__init__(session)
@@ -87,7 +88,7 @@ class Deepgram(Protocol):
         self._num_answers = 0
         self._has_begun = False
 
-    async def act(self, message: Speak | Control) -> None:
+    async def act(self, message: Any) -> None:
         session, track = self.session, self._track
         if not self._has_begun:
             self._has_begun = True
