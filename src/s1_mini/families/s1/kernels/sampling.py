@@ -342,9 +342,9 @@ def _sample_kernel(
     if SEMANTIC:
         if top_k is not None:
             if (tl.sum(tl.where(recent == choice, 1, 0), axis=0) > 0) & (heat > min_temperature):
-                nucleus, heat, uniform = ras_top_p, ras_temperature, tl.load(random + BOOKS)
+                other = tl.load(random + BOOKS)
                 choice = _draw_triton(
-                    at, size, key, logit, mass, nucleus, most, heat, uniform, SCALE, TOKEN_BITS, VALUE_BITS
+                    at, size, key, logit, mass, ras_top_p, most, ras_temperature, other, SCALE, TOKEN_BITS, VALUE_BITS
                 )
         if RESTRICTED:
             stop = choice == size - 1
