@@ -1,4 +1,4 @@
-"""Time of a frame of S1 or Qwen3-TTS, by number of rows. On a GPU, CUDA events measure the time.
+"""Time of a frame of S1, Audio8-TTS or Qwen3-TTS, by number of rows. On a GPU, CUDA events measure the time.
 
 python -m benchmark.frames --checkpoint full-size --rows 1,64,128
 python -m benchmark.frames --checkpoint full-size --rows 64,128,256 --voices 8

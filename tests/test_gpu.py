@@ -61,8 +61,11 @@ def gpu(tiny: Path) -> Iterator[ProductionTTSEngine]:
     engine.stop()
 
 
-def test_the_originals_tensors_are_reproduced_on_the_gpu(oracle: Path) -> None:
-    checks = list(verify_checkpoint(oracle, oracle / "oracle.pt", device="cuda", tolerance=1e-3))
+@pytest.mark.parametrize("name", ["s1_tiny", "audio8_tiny"])
+def test_the_originals_tensors_are_reproduced_on_the_gpu(name: str, oracle: Path) -> None:
+    checkpoint = oracle.parent / name
+
+    checks = list(verify_checkpoint(checkpoint, checkpoint / "oracle.pt", device="cuda", tolerance=1e-3))
 
     assert [check.name for check in checks if not check.passed] == []
 

@@ -16,8 +16,10 @@ import torch
 from commands import invoke
 from container_room import recording, running
 from s1_mini import EngineConfig, ParameterError, ProductionTTSEngine
+from s1_mini.codecs.causal.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
+from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.exceptions import CheckpointError, VoiceError
 from s1_mini.families.find import Checkpoint
 from s1_mini.families.s1.config import S1Config, codec_sizes, read_configs
@@ -68,6 +70,17 @@ def test_a_difference_from_the_original_is_found(tmp_path: Path) -> None:
 
     failed = [line.split("│")[1].strip() for line in lines if "FAILED" in line]
     assert failed == ["ras 0 probs", "prompts 0", "noref/greedy ras_windows"]
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("chained", [False, True])
+def test_the_codec_of_a_gpu_computes_its_post_module_too(chained: bool) -> None:
+    codec, rows = open_dac(ASSETS, read_configs(ASSETS)[1], encodes=False), torch.tensor([0])
+    stored = torch.load(ASSETS / "oracle.pt")["codec"]
+    stream = ChannelsLastDecoder(codec, 1, chained=chained)
+    parts = [stream.push_slots(part, rows, rows == at) for at, part in enumerate(stored["codes"].split(7, dim=-1))]
+
+    torch.testing.assert_close(torch.cat(parts, dim=-1), stored["audio"][0], rtol=0, atol=1e-5)
 
 
 def test_prompts_share_everything_before_the_text() -> None:
