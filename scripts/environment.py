@@ -57,6 +57,7 @@ METADATA = (
             "mcp",
             "sdk",
             "c2pa",
+            "av",
         )
     ),
 )

@@ -51,6 +51,7 @@ LOCKS = (
             "requirements-wyoming.txt",
             "requirements-mcp.txt",
             "requirements-c2pa.txt",
+            "requirements-av.txt",
             "requirements-test.txt",
         ),
         ("requirements.lock.txt",),

@@ -318,7 +318,7 @@ RANGES = {
     **{f"requirements-{extra}.txt": ALL_LOCKS[:1] for extra in ("server", "aws", "hub")},
     **{
         f"requirements-{extra}.txt": ALL_LOCKS
-        for extra in ("play", "replicas", "corpus", "wyoming", "mcp", "c2pa", "test")
+        for extra in ("play", "replicas", "corpus", "wyoming", "mcp", "c2pa", "av", "test")
     },
     "infra/requirements.txt": (INFRA_LOCK,),
     "requirements-release.txt": (RELEASE_LOCK,),

@@ -12,7 +12,9 @@ from typing import Literal
 
 from s1_mini.exceptions import ConfigurationError
 
-Extra = Literal["server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp", "sdk", "c2pa"]
+Extra = Literal[
+    "server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp", "sdk", "c2pa", "av"
+]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.txt has the versions
     "server": (
@@ -36,6 +38,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
     "mcp": ("httpx2", "mcp"),
     "sdk": ("s3fs", "sagemaker"),
     "c2pa": ("c2pa",),
+    "av": ("av",),
 }
 
 

@@ -207,7 +207,8 @@ def test_an_unsupported_container_never_reaches_the_decoder(monkeypatch, contain
 def test_a_usual_format_that_cannot_be_read_is_named_with_a_command_that_converts_it(data, name, suffix):
     command = f"ffmpeg -i recording.{suffix} -ac 1 recording.wav"
 
-    reason = rf"the file is {name} \({suffix}\), which cannot be read; .*; convert it, for example: {command}$"
+    install = "" if suffix == "wma" else r'pip install "s1-mini\[av\]", or '
+    reason = rf"the file is {name} \({suffix}\), which cannot be read; .*; {install}convert it, for example: {command}$"
     assert_refused(data + bytes(100), reason)
 
 

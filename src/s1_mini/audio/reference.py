@@ -41,6 +41,7 @@ _UNREADABLE = {
         (rb"\.snd", "AU", "au"),
     )
 }
+CONVERTIBLE = {"m4a": "mov", "webm": "matroska", "aac": "aac", "amr": "amr"}  # FFmpeg's demuxers, by suffix
 
 # The only containers passed to libsndfile. Its decoders of rarer containers are less tested and print to stdout.
 _CONTAINER = re.compile(rb"RIFF....WAVE|RF64....WAVE|FORM....AIF[FC]|fLaC|OggS|\xff[\xe0-\xff]", re.DOTALL)
@@ -63,12 +64,14 @@ def load_reference(
     max_s: float,
     max_bytes: int,
     check: Callable[[], None] = lambda: None,
+    convert: Callable[[bytes, str, Callable[[], None]], bytes] | None = None,
 ) -> np.ndarray:
     """Load a recording as a mono float32 wave [samples] at `sample_rate` in Hz; channels are averaged.
 
     `audio` is a path, the bytes of a wav (RIFF, RF64), flac, mp3, ogg, opus or aiff file, or a float wave [samples]
     already at `sample_rate`. `check` is called between blocks of 65,536 frames (1.4 s at 48 kHz, 16 s at 4 kHz)
-    and may raise to stop the work.
+    and may raise to stop the work. `convert` gets a recording in a container of `CONVERTIBLE`, its suffix and `check`,
+    and returns a wav file.
     Raises `ReferenceAudioError` if the recording is missing, over `max_bytes` (files), longer than `max_s` or shorter
     than `MIN_REFERENCE_S` seconds, silent, too loud (`MAX_PEAK`), not finite, corrupt, or not audio, or if its type,
     shape, sample rate or number of channels is not supported; and the errors of `check`.
@@ -80,6 +83,9 @@ def load_reference(
             level.add(recording)
             level.check()
             return recording.astype(np.float32)
+        if suffix := _check_container(recording, converts=convert is not None):
+            assert convert is not None
+            recording = convert(recording, suffix, check)
         return _decode(recording, sample_rate, max_s, check)
 
 
@@ -146,7 +152,6 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
 
 def _decode(data: bytes, sample_rate: int, max_s: float, check: Callable[[], None]) -> np.ndarray:
     """Decode, mix and resample block by block, so that only one block at the file's own rate is in memory."""
-    _check_container(data)
     try:
         with kept_out(), soundfile.SoundFile(io.BytesIO(_with_length(data))) as sound:
             _check_header(sound, max_s)
@@ -235,18 +240,24 @@ def _are_chunks(data: bytes, place: int) -> bool:
     return end - len(data) in (0, 1)
 
 
-def _check_container(data: bytes) -> None:
-    """Raise `ReferenceAudioError` unless the magic bytes, after ID3 tags, are those of an allowed container."""
+def _check_container(data: bytes, *, converts: bool) -> str:
+    """Return the suffix of a file to convert, or an empty string for one that libsndfile reads.
+
+    Raises `ReferenceAudioError` unless the magic bytes, after ID3 tags, are those of an allowed container.
+    """
     start = 0
     for _ in range(_MAX_TAGS):
         for magic, (name, suffix) in _UNREADABLE.items():
             if magic.match(data, start):
+                if converts and suffix in CONVERTIBLE:
+                    return suffix
+                install = 'pip install "s1-mini[av]", or ' if suffix in CONVERTIBLE else ""
                 raise _error(
-                    f"the file is {name} ({suffix}), which cannot be read; {READABLE}; convert it, for example: "
-                    f"ffmpeg -i recording.{suffix} -ac 1 recording.wav"
+                    f"the file is {name} ({suffix}), which cannot be read; {READABLE}; {install}convert it, for "
+                    f"example: ffmpeg -i recording.{suffix} -ac 1 recording.wav"
                 )
         if _CONTAINER.match(data, start):
-            return
+            return ""
         if data[start : start + 3] != b"ID3":
             break
         size = 0

@@ -1,6 +1,7 @@
 """Child processes: start, messages, log, silence, death, stop. `Supervised` also restarts its process when it ends.
 
-The process of an engine, workers of stages, the compiler, replicas and HAProxy are subclasses of `Child`.
+The process of an engine, workers of stages, the compiler, decoders of recordings, replicas and HAProxy are subclasses
+of `Child`.
 """
 
 from __future__ import annotations
@@ -101,19 +102,17 @@ class Child:
             source, target = cast("BinaryIO", process.stdout), cast("BinaryIO", process.stdin)
             enlarge_pipe(source)
             enlarge_pipe(target)
-            channel = self._channel = Channel(
-                source,
-                target,
-                name=self.name,
-                on_message=self._receive,
-                on_unsent=self.on_unsent,
-                on_end=self._lose,
-            )
+            hooks = {"on_message": self._receive, "on_unsent": self.on_unsent, "on_end": self._lose}
+            channel = self._channel = self.connect(source, target, name=self.name, **hooks)
             channel.start()
         watch = threading.Thread(target=self._watch, args=(process, channel), name=f"s1_mini child {self.name}")
         watch.daemon = True
         watch.start()
         self._watching = watch
+
+    def connect(self, *pipes: BinaryIO, **hooks: Any) -> Channel:
+        """Return what exchanges messages with the process."""
+        return Channel(*pipes, **hooks)
 
     def receive(self, message: Any) -> None:
         """Handle a message of the process."""

@@ -19,6 +19,7 @@ from s1_mini.exceptions import ReferenceAudioError, TextError, VoiceUnsupportedE
 from s1_mini.text.tidy import tidied
 from s1_mini.types import Reference, Voice
 from s1_mini.voices.arrays import is_array_file
+from s1_mini.voices.conversion import find_converter
 from s1_mini.voices.format import Tensors, VoiceFormat
 
 if TYPE_CHECKING:
@@ -85,7 +86,12 @@ class ReferenceReader:
 
     def _wave(self, recording: bytes | np.ndarray, check: Callable[[], None] = lambda: None) -> np.ndarray:
         return load_reference(
-            recording, sample_rate=self.form.sample_rate, max_s=self.max_s, max_bytes=self.max_bytes, check=check
+            recording,
+            sample_rate=self.form.sample_rate,
+            max_s=self.max_s,
+            max_bytes=self.max_bytes,
+            check=check,
+            convert=find_converter(self.max_s),
         )
 
     def _tidied(self, reference: Reference) -> str:
