@@ -159,6 +159,9 @@ def test_sampling_defaults_are_the_checkpoints_and_without_its_file_the_publishe
     (directory / "generation_config.json").unlink()
     published = Checkpoint(directory).description.defaults
 
+    changed(tmp_path / "long", "config.json", lambda values: values.update(max_seq_len=2048))
+
+    assert [Checkpoint(each).description.max_piece_bytes for each in (directory, tmp_path / "long")] == [128, 170]
     assert (own.temperature, own.top_k) == (0.0, 9)
     assert (published.temperature, published.top_p, published.top_k) == (0.7, 0.9, 50)
     assert {own.repetition_penalty, published.repetition_penalty} == {1.0}

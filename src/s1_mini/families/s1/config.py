@@ -27,6 +27,7 @@ from s1_mini.layers.json_config import (
     read_size,
     size,
 )
+from s1_mini.text.form import MIN_PIECE_BYTES
 from s1_mini.types import SamplingParams
 from s1_mini.voices.format import TensorFormat, Tensors, VoiceFormat, fingerprint
 from s1_mini.weights.directory import find_tensors, read_json
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 # (decode_one_token_ar at d3df505).
 RESIDUAL_CODEBOOK_SIZE = 1024
 MAX_RAS_WINDOW = 256  # frames
+AUDIO8_SAMPLING = SamplingParams(0.7, top_p=0.9, repetition_penalty=1.0, max_new_tokens=512, top_k=50)
 # Sizes of the published Audio8 codec that differ from S1's. Each key of config.json is one of these with `codec_`.
 AUDIO8_POST = {"post_n_layer": 8, "post_n_head": 16, "post_n_local_heads": 8, "post_intermediate_size": 1216}
 
@@ -216,15 +218,16 @@ def describe(directory: Path) -> Description:
     )
     if not read_dialect(config).chat:
         return Description(codec.sample_rate, voice, word_times=has_head)
-    published = SamplingParams(0.7, top_p=0.9, repetition_penalty=1.0, max_new_tokens=512, top_k=50)
+    defaults = read_generation(directory, AUDIO8_SAMPLING)
+    # As in `costs.py`, a byte of text takes up to three frames, and a position of its own.
+    longest = min(read_size("config.json: max_seq_len", config.get("max_seq_len")) // 4, defaults.max_new_tokens // 3)
     return Description(
         codec.sample_rate,
         voice,
         sampling=("temperature", "top_p", "top_k"),
-        # A byte of text takes up to four positions, as in `costs.py`.
-        max_piece_bytes=read_size("config.json: max_seq_len", config.get("max_seq_len"), least=4) // 4,
+        max_piece_bytes=max(longest, MIN_PIECE_BYTES),
         word_times=has_head,
-        defaults=replace(read_generation(directory, published), repetition_penalty=1.0),
+        defaults=replace(defaults, repetition_penalty=1.0),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.families.base import Form
 from s1_mini.families.codec_lm.vocabulary import byte_letters
-from s1_mini.families.s1.config import AUDIO8_POST, S1Config, codec_sizes, read_dialect
+from s1_mini.families.s1.config import AUDIO8_POST, AUDIO8_SAMPLING, S1Config, codec_sizes, read_dialect
+from s1_mini.families.s1.settings import AUDIO8_OPTIONAL
 from s1_mini.families.s1.tokenizer import QWEN2_STEPS
 from s1_mini.families.s1.weights import full_network
 from s1_mini.layers.transformer import rope_table
@@ -201,6 +202,8 @@ def write_random_checkpoint(
         if recipe.codec:
             write_json(target / "codec_config.json", recipe.codec)
         (write_tokenizer if is_chat else write_vocabulary)(target, recipe)
+        if is_chat:
+            write_json(target / AUDIO8_OPTIONAL, asdict(AUDIO8_SAMPLING))
         write_tensors(target / f"model{'.safetensors' if is_chat else suffix}", random_model(recipe, seed, dtype))
         write_tensors(target / f"codec{suffix}", random_codec(recipe, seed + 1, form=form))
 
