@@ -50,6 +50,7 @@ def make_container_app(
     state = ContainerState(**vars(server), sessions=known, hosted=hosted, streams=streams)
     app.state = state  # type: ignore[assignment]
     app.include_router(invocations.router)
+    app.add_api_route("/invocations", invocations.invoke, **invocations.ROUTE)
     app.include_router(models.router)
     if endpoint is not None:
         state.endpoint = LocalEndpoint(endpoint, app, container, store)

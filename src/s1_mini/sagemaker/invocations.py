@@ -133,13 +133,16 @@ class InvocationBody(InferenceBody):
         return super().to_request(recording)
 
 
-@router.post(
-    "/invocations",
-    response_class=Response,
-    summary="Synthesize speech (SageMaker's InvokeEndpoint)",
-    responses=SPEECH_ANSWER | failures(404, 406, 500, 504),
-    openapi_extra=body_of(SpeechBody, form_files=("reference_audio",)),
-)
+ROUTE: dict[str, Any] = {  # a route of the application itself
+    "methods": ["POST"],
+    "response_class": Response,
+    "summary": "Synthesize speech (SageMaker's InvokeEndpoint)",
+    "responses": SPEECH_ANSWER | failures(404, 406, 500, 504),
+    "openapi_extra": body_of(SpeechBody, form_files=("reference_audio",)),
+    "tags": ["sagemaker"],
+}
+
+
 async def invoke(request: Request) -> Response:
     """Speak with the default model or the target model of the request, or call the route that its attributes name."""
     route = read_route(request.headers.get(ATTRIBUTES), routes_of(request))

@@ -138,6 +138,8 @@ def create_app(
     https = (*polly.routers, *routes.routers, openai.router, elevenlabs.router, kokoro.router)
     for router in (*https, *routes_public.routers, *sockets):
         app.include_router(router)
+    # SageMaker's paths are routes of the application itself, so that AWS's container standards can replace them.
+    app.add_api_route("/ping", routes_public.ping, **routes_public.PING)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
     _add_middleware(app, state)

@@ -44,6 +44,7 @@ DOCS_HEADERS = HEADERS | {
 pages_router, health_router = APIRouter(include_in_schema=False), APIRouter(tags=["health"])
 routers = (health_router, pages_router)
 _UNREADY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorAnswer, "description": "Not ready"}}
+PING: dict[str, Any] = {"response_class": Response, "summary": "Readiness", "responses": _UNREADY, "tags": ["health"]}
 files = StaticFiles(directory=DIRECTORY, packages=[("fastapi_offline", "static")], check_dir=False)
 
 
@@ -76,7 +77,6 @@ async def _file(name: str, request: Request, headers: dict[str, str] = HEADERS) 
 @health_router.get(
     "/ready", name="ready", response_class=Response, summary="Readiness (alias of /ping)", responses=_UNREADY
 )
-@health_router.get("/ping", response_class=Response, summary="Readiness", responses=_UNREADY)
 async def ping(request: Request) -> Response:
     """Return 200 without a body if requests are accepted; otherwise 503 (starting, failed or shutting down)."""
     if (refused := state_of(request).gate.refusal()) is not None:
