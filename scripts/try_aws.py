@@ -3,21 +3,30 @@
 Example: python scripts/try_aws.py --image … --role … --artifact s3://my-bucket/1/model.tar.gz
 
 Needs `pip install -e ".[server,aws]"` and the image, role and artifact of docs/deploy.md. It costs a few cents, because
-an instance runs for about ten minutes. The endpoint is also deleted after a failure or Ctrl+C. The script changes
-nothing in S3, ECR and IAM. The default instance has no GPU and needs the image with VARIANT=cpu.
+an instance runs for about ten minutes. The audio itself is checked: container, sample rate, loudness, and that the
+speed changes its duration. Requests that must be refused are also sent. The endpoint is also deleted after a failure or
+Ctrl+C. The script changes nothing in S3, ECR and IAM. The default instance has no GPU and needs the image with
+VARIANT=cpu.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import re
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import soundfile
 
 from s1_mini.aws import call
 from s1_mini.aws.bidirectional import converse
+from s1_mini.aws.clients import Clients
 from s1_mini.aws.deployment import Deployment, Scaling
 from s1_mini.aws.preflight import check_instance_types
 from s1_mini.aws.stack import Stacks
@@ -26,6 +35,11 @@ from s1_mini.exceptions import DeploymentError, S1MiniError
 
 TEXT = "Good morning. This is a trial."
 WAV_HEADER_BYTES = 44
+RATE = 16_000  # Hz, which no model has
+SILENT = 0.003  # root mean square of full scale, -50 dB; speech has more
+FAST = 2.0
+FASTER = (0.4, 0.7)  # bounds of the duration with this speed, of that without
+REFUSED: tuple[dict[str, Any], ...] = ({"text": ""}, {"speed": 9}, {"voice": "nobody-has-this-name"}, {"pitch": 1})
 
 
 @dataclass
@@ -104,25 +118,79 @@ def new_name() -> str:
 def try_endpoint(stacks: Stacks, name: str, report: Report) -> None:
     """Invoke the endpoint in each mode, and scale it."""
     clients = stacks.clients
-    body = {"text": TEXT, "format": "wav"}
+    body: dict[str, Any] = {"text": TEXT, "format": "wav", "seed": 1}
     whole, streamed = call.Invocation(name, body), call.Invocation(name, body | {"stream": True})
     report.run("invoke", lambda: measure([call.invoke(clients, whole)]))
     report.run("invoke, streamed", lambda: measure(call.stream(clients, streamed)))
     report.run("invoke, bidirectional", lambda: measure(converse(clients, whole, [TEXT])))
+    for form in ("flac", "mp3", "ogg"):
+        other = call.Invocation(name, body | {"format": form, "sample_rate": RATE})
+        report.run(
+            f"invoke, {form}", lambda other=other, form=form: str(check(call.invoke(clients, other), form, RATE))
+        )
+    report.run("speed", lambda: compare_speeds(clients, whole))
+    for change in REFUSED:
+        wrong = call.Invocation(name, body | change)
+        report.run(f"refuses {next(iter(change))}", lambda wrong=wrong: refusal(clients, wrong))
     report.run("autoscale", lambda: None if stacks.autoscale(name, Scaling(maximum=2)) else "no changes")
     report.run("describe", lambda: str(stacks.describe(name)["status"]))
 
 
 def measure(parts: Iterable[bytes]) -> str:
-    """Return size and time to the first audio. Raises `DeploymentError` unless the audio is a wav file."""
+    """Return size, time to the first audio and the audio's figures. Raises the errors of `check`."""
     begin, first_s, audio = time.monotonic(), 0.0, b""
     for part in parts:
         audio += part
         if not first_s and len(audio) > WAV_HEADER_BYTES:
             first_s = time.monotonic() - begin
-    if not audio.startswith(b"RIFF") or len(audio) <= WAV_HEADER_BYTES:
-        raise DeploymentError(f"the response is not audio: {audio[:100]!r}")
-    return f"{len(audio):,} bytes, first audio after {first_s:.2f} s"
+    return f"{len(audio):,} bytes, first audio after {first_s:.2f} s, {check(audio)}"
+
+
+class Sound(NamedTuple):
+    """Figures of audio."""
+
+    rate: int
+    seconds: float
+    loudness: float  # root mean square of full scale
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.2f} s at {self.rate} Hz, RMS {self.loudness:.3f}"
+
+
+def check(audio: bytes, container: str = "wav", rate: int | None = None) -> Sound:
+    """Decode audio. Raises `DeploymentError` for another container or rate, and for silence."""
+    try:
+        with soundfile.SoundFile(io.BytesIO(audio)) as file:
+            found, wave = file.format.lower(), file.read(dtype="float32")
+            sound = Sound(file.samplerate, len(wave) / file.samplerate, float(np.sqrt(np.mean(wave**2))))
+    except (soundfile.LibsndfileError, ValueError):
+        raise DeploymentError(f"the response is not audio: {audio[:100]!r}") from None
+    if found != container or sound.rate != (rate or sound.rate):
+        raise DeploymentError(f"the audio is {found} at {sound.rate} Hz, not {container} at {rate or sound.rate} Hz")
+    if not sound.seconds or sound.loudness < SILENT:
+        raise DeploymentError(f"the audio is silent: {sound}")
+    return sound
+
+
+def compare_speeds(clients: Clients, plain: call.Invocation) -> str:
+    """Return how the speed changes the duration. Raises `DeploymentError` if it does not."""
+    fast = call.Invocation(plain.name, {**plain.body, "speed": FAST})
+    slow_s, fast_s = (check(call.invoke(clients, each)).seconds for each in (plain, fast))
+    figures = f"{slow_s:.2f} s, with speed {FAST:g} {fast_s:.2f} s"
+    if not FASTER[0] < fast_s / slow_s < FASTER[1]:
+        raise DeploymentError(f"the speed has no effect: {figures}")
+    return figures
+
+
+def refusal(clients: Clients, wrong: call.Invocation) -> str:
+    """Return the error of the container. Raises `DeploymentError` if it answers with audio, or fails otherwise."""
+    try:
+        audio = call.invoke(clients, wrong)
+    except DeploymentError as error:
+        if re.search(r"the container answered 4\d\d", str(error)) is None:
+            raise
+        return f"refused: {error}"[:100]
+    raise DeploymentError(f"the request was answered with {len(audio):,} bytes instead of an error")
 
 
 def delete(stacks: Stacks, name: str, *, is_created: bool) -> str | None:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import numpy as np
 import pytest
 from moto import mock_aws
 
 from container_room import ENDPOINT
 from deployments import ARCHIVE, BUCKET, IMAGE, REGION, ROLE
+from s1_mini.audio.container import encode
+from s1_mini.exceptions import DeploymentError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "try_aws.py"
 Try = Callable[..., int]
@@ -63,9 +66,46 @@ def test_every_step_succeeds_and_nothing_is_left(attempt: Try, capsys: pytest.Ca
     out = capsys.readouterr().out
     steps = report(out)
     assert all("bytes, first audio after" in steps[f"invoke{mode}"] for mode in ("", ", streamed", ", bidirectional"))
+    assert all(" at 16000 Hz, RMS " in steps[f"invoke, {form}"] for form in ("flac", "mp3", "ogg"))
+    assert "with speed 2 " in steps["speed"]
+    assert all("container answered 4" in steps[f"refuses {field}"] for field in ("text", "speed", "voice", "pitch"))
     assert (steps["create"], steps["autoscale"], steps["delete"]) == ("ok", "ok", "ok")
     assert "cost of the instance: at most 0.0" in out
     assert boto3.client("sagemaker").list_endpoints()["Endpoints"] == []
+
+
+@pytest.mark.parametrize(
+    ("loudness", "container", "rate", "message"),
+    [
+        (0.1, "wav", 16_000, ""),
+        (0.0, "wav", 16_000, "is silent"),
+        (0.1, "flac", 16_000, "is wav at 16000 Hz, not flac"),
+        (0.1, "wav", 24_000, "not wav at 24000 Hz"),
+        (None, "wav", 16_000, "is not audio"),
+    ],
+)
+def test_the_audio_itself_is_checked(
+    script: Any, loudness: float | None, container: str, rate: int, message: str
+) -> None:
+    noise = np.random.default_rng(1).standard_normal(16_000).astype(np.float32)
+    audio = b"{}" if loudness is None else encode(loudness * noise, 16_000, "wav")
+
+    if not message:
+        assert script.check(audio, container, rate).seconds == 1
+        return
+    with pytest.raises(DeploymentError, match=message):
+        script.check(audio, container, rate)
+
+
+def test_an_ignored_speed_and_an_accepted_mistake_are_failures(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    audio = encode(np.full(16_000, 0.1, np.float32), 16_000, "wav")
+    monkeypatch.setattr(script.call, "invoke", lambda *_: audio)
+    request = script.call.Invocation("speech", {"text": "Hi."})
+
+    with pytest.raises(DeploymentError, match="the speed has no effect"):
+        script.compare_speeds(None, request)
+    with pytest.raises(DeploymentError, match="instead of an error"):
+        script.refusal(None, request)
 
 
 def test_a_failed_step_is_reported_and_the_endpoint_is_deleted(
