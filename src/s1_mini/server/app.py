@@ -105,9 +105,7 @@ def create_app(
     sign.
     """
     settings = settings or ServerSettings()
-    if (signer := settings.signer()) is not None:
-        fields = {"event": "signing", "certificate_ends": signer.ends.isoformat()}
-        logger.info("complete responses are signed", extra={"fields": fields})
+    settings.signer()
     app = DescribedApp(
         title="s1_mini",
         version=__version__,
@@ -187,6 +185,9 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
     threads = ThreadPoolExecutor(state.settings.threads, thread_name_prefix="s1-mini-server")
     asyncio.get_running_loop().set_default_executor(threads)
     state.connections.open()
+    if (signer := state.settings.signer()) is not None:
+        fields = {"event": "signing", "certificate_ends": signer.ends.isoformat()}
+        logger.info("complete responses are signed", extra={"fields": fields})
     is_ours = state.engine.state().status == "stopped"
     watching = asyncio.ensure_future(_start_and_watch(state, is_ours=is_ours))
     try:
