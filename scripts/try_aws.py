@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,13 +126,11 @@ def try_endpoint(stacks: Stacks, name: str, report: Report) -> None:
     report.run("invoke, bidirectional", lambda: measure(converse(clients, whole, [TEXT])))
     for form in ("flac", "mp3", "ogg"):
         other = call.Invocation(name, body | {"format": form, "sample_rate": RATE})
-        report.run(
-            f"invoke, {form}", lambda other=other, form=form: str(check(call.invoke(clients, other), form, RATE))
-        )
+        report.run(f"invoke, {form}", partial(try_format, clients, other, form))
     report.run("speed", lambda: compare_speeds(clients, whole))
     for change in REFUSED:
         wrong = call.Invocation(name, body | change)
-        report.run(f"refuses {next(iter(change))}", lambda wrong=wrong: refusal(clients, wrong))
+        report.run(f"refuses {next(iter(change))}", partial(refusal, clients, wrong))
     report.run("autoscale", lambda: None if stacks.autoscale(name, Scaling(maximum=2)) else "no changes")
     report.run("describe", lambda: str(stacks.describe(name)["status"]))
 
@@ -170,6 +169,11 @@ def check(audio: bytes, container: str = "wav", rate: int | None = None) -> Soun
     if not sound.seconds or sound.loudness < SILENT:
         raise DeploymentError(f"the audio is silent: {sound}")
     return sound
+
+
+def try_format(clients: Clients, invocation: call.Invocation, container: str) -> str:
+    """Return the figures of audio in another format and at `RATE`. Raises the errors of `check`."""
+    return str(check(call.invoke(clients, invocation), container, RATE))
 
 
 def compare_speeds(clients: Clients, plain: call.Invocation) -> str:
