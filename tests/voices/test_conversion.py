@@ -28,6 +28,8 @@ FORMATS = {  # container, codec and rate by suffix
     "webm": ("webm", "libopus", 48_000),
     "aac": ("adts", "aac", 48_000),
     "amr": ("amr", "libopencore_amrnb", 8_000),
+    "3gp": ("3gp", "libopencore_amrnb", 8_000),
+    "mov": ("mov", "pcm_s16le", 48_000),
 }
 
 

@@ -11,7 +11,9 @@ from typing import Any
 MAX_MEMORY = 2**30  # bytes of address space, of which the libraries take a third
 MAX_CPU_S = 10
 # Native decoders of FFmpeg for what phones and browsers record
-CODECS = frozenset(("aac", "alac", "amrnb", "amrwb", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis"))
+CODECS = frozenset(
+    ("aac", "alac", "amrnb", "amrwb", "flac", "mp3", "mp3float", "opus", "libopus", "pcm_f32le", "pcm_s16le", "vorbis")
+)
 
 
 def main() -> None:
