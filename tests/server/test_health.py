@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from websockets.sync.client import connect
 
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server.logs import JsonFormatter
@@ -65,6 +66,51 @@ def test_metrics_count_synthesized_audio_and_have_no_labels_of_unknown_paths(htt
     assert figure('s1_mini_slots{state="free"}') == 4
     assert figure("s1_mini_queue_seconds_count") > 0
     assert "/made" not in http.get("/metrics").text
+
+
+def test_use_is_reported_by_the_names_of_keys(
+    small_engine: ProductionTTSEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def send(client: httpx2.Client, key: str, body: dict[str, object], path: str = "/v1/tts") -> httpx2.Response:
+        return client.post(path, json=BODY | body, headers={"Authorization": f"Bearer {key}"})
+
+    keys = {"api_key": "first", "api_keys": "second,third", "api_key_names": "alice,bob"}
+    with serving(small_engine, **keys) as door, door.client() as client, caplog.at_level("INFO", "s1_mini.server"):
+        whole = send(client, "first", {"text": "Good morning."})
+        streamed = send(client, "first", {"text": "Goodbye.", "stream": True})
+        refused = send(client, "first", {"speed": 9})
+        items = [{"text": "Hi."}, {"text": "Oh, hello."}]
+        batch = client.post(
+            "/v1/tts/batch", json={"items": items, "max_new_tokens": 8}, headers={"xi-api-key": "second"}
+        )
+        address = f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream"
+        with connect(address, proxy=None, additional_headers={"xi-api-key": "second"}) as socket:
+            socket.send('{"type": "session.config", "max_new_tokens": 8}')
+            socket.send('{"type": "input.text", "text": "Good evening."}')
+            socket.send('{"type": "input.done"}')
+            assert any("session.done" in str(message) for message in socket)
+        unnamed = send(client, "third", {})
+        wait_until(lambda: sum("total_ms" in each.fields for each in caplog.records if hasattr(each, "fields")) == 6)
+        text = client.get("/metrics").text
+
+    figures = dict(re.findall(r"^s1_mini_key_(\w+_total\{.*\}) (\S+)$", text, re.MULTILINE))
+    counts = {name: int(float(value)) for name, value in figures.items() if "seconds" not in name}
+    expected = {"requests": (3, 2), "characters": (13 + 8, 3 + 10 + 13), "refusals": (1, 0)}
+    assert counts == {
+        f'{name}_total{{key="{key}"}}': figure
+        for name, both in expected.items()
+        for key, figure in zip(("alice", "bob"), both, strict=True)
+    }
+    assert float(figures['audio_seconds_total{key="alice"}']) > float(whole.headers["x-audio-seconds"]) > 0
+    assert [each.headers.get("x-key-name") for each in (whole, streamed, refused, batch, unnamed)] == [
+        *["alice"] * 3,
+        "bob",
+        None,
+    ]
+    assert (whole.headers["x-characters"], streamed.headers["x-characters"]) == ("13", "8")
+    lines = [each.fields for each in caplog.records if "total_ms" in getattr(each, "fields", {})]
+    assert [line.get("key") for line in lines] == ["alice", "alice", "alice", "bob", "bob", None]
+    assert lines[-2]["characters"] == 13
 
 
 def test_metrics_can_omit_the_engines_counters(tiny: Path) -> None:

@@ -41,7 +41,10 @@ def test_a_wrong_value_is_named_and_a_key_is_never_shown() -> None:
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        *[(ServerSettings, name) for name in ("api_key", "api_keys", "cors_origins", "allowed_hosts", "voice_names")],
+        *[
+            (ServerSettings, name)
+            for name in ("api_key", "api_keys", "api_key_names", "cors_origins", "allowed_hosts", "voice_names")
+        ],
         *[(EngineConfig, name) for name in ("placement", "vllm_stages")],
         *[(ClusterSettings, name) for name in ("replicas", "gpus", "cpus")],
     ],
@@ -54,6 +57,15 @@ def test_a_list_of_nothing_is_refused_by_name(
 
     with pytest.raises(ConfigurationError, match=f"{variable}.*has no entry"):
         settings()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [("alice,bob,carl", "3 names for 2 keys"), ("alice,alice", "a name twice"), ("a b", "letters, digits")],
+)
+def test_wrong_names_of_keys_are_refused(names: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"S1_MINI_SERVER_API_KEY_NAMES.*{message}"):
+        ServerSettings(api_key="first", api_keys="second", api_key_names=names)
 
 
 def test_a_comma_too_many_in_a_list_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,6 +336,7 @@ async def _speak_patiently(request: Request, engine: SpeechEngine, speech_reques
         else:
             record.voice, record.audio_format = own.voice, own.audio_format
             record.spoken = record.spoken or own.spoken
+            record.characters += own.characters
             record.hear(own.frames, own.audio_s, own.timing)
             return speech
     raise full

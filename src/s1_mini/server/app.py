@@ -72,7 +72,14 @@ logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("s1_mini.server.access")
 
 WATCH_S = 0.5  # interval of checks of the engine's state
-GONE_STATUS = 499  # nginx's status for a connection that the client closed
+GONE_STATUS, GONE_CODE = 499, "client_gone"  # nginx's status for a connection that the client closed
+KEY_NAME = "X-Key-Name"  # header of responses
+KEY_METRICS = {
+    "requests": "Requests answered",
+    "characters": "Characters of texts",
+    "audio_seconds": "Seconds of generated audio",
+    "refusals": "Requests with an error",
+}
 # Paths that are polled or loaded with the page; they are logged only if they fail with a status other than 503.
 QUIET = ("/ping", "/health", "/ready", "/metrics", "/static/")
 LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60, 300)
@@ -170,6 +177,8 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
                 "X-Request-Id",
                 "X-Sample-Rate",
                 "X-Audio-Seconds",
+                "X-Characters",
+                KEY_NAME,
                 "X-Generation-Seconds",
                 "X-Warning",
                 "X-Digital-Source-Type",
@@ -300,7 +309,8 @@ class AccessLogMiddleware:
         async def note(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 record.status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = record.id
+                named = {KEY_NAME: record.key} if record.key else {}
+                MutableHeaders(scope=message).update({"X-Request-Id": record.id} | named)
             elif message["type"] == "websocket.accept":
                 record.status = 101
             elif message["type"] == "websocket.close" and not record.status:
@@ -310,7 +320,7 @@ class AccessLogMiddleware:
         try:
             await self.app(inner, receive, note)
         except ClientGoneError:
-            record.status, record.code = record.status or GONE_STATUS, "client_gone"
+            record.status, record.code = record.status or GONE_STATUS, GONE_CODE
         except Exception as error:  # any error is answered, counted and logged here
             await self._fail(error, record, scope, receive, note)
         finally:
@@ -362,6 +372,10 @@ class ServerMetrics:
             ProcessCollector(f"{PREFIX}engine", lambda: engine.process_id, registry=self.registry)
         labels = ("route", "status")
         self._requests = Counter("s1_mini_http_requests", "Requests answered", labels, registry=self.registry)
+        self._by_key = [
+            Counter(f"s1_mini_key_{name}", f"{text}, by named API key", ("key",), registry=self.registry)
+            for name, text in KEY_METRICS.items()
+        ]
         self._total = ClientHistogram(
             "s1_mini_http_request_seconds",
             "Time until the response ended",
@@ -374,6 +388,11 @@ class ServerMetrics:
         route = record.route or UNKNOWN_ROUTE
         self._requests.labels(route, str(record.status)).inc()
         self._total.labels(route).observe(total_s)
+        if record.key:
+            refused = record.code is not None and record.code != GONE_CODE
+            amounts = (1, record.characters, record.audio_s, int(refused))
+            for counter, amount in zip(self._by_key, amounts, strict=True):
+                counter.labels(record.key).inc(amount)
 
     def text(self) -> tuple[bytes, str]:
         """Return all metrics and their media type."""

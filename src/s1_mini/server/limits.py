@@ -162,6 +162,7 @@ class AdmissionMiddleware:
         headers, record = Headers(scope=scope), record_of(HTTPConnection(scope))
         key = self._key_of(headers)
         record.client = self.accounts.client(scope["client"][0] if scope.get("client") else "", key)
+        record.key = "" if key is None else self.settings.key_name(key)
         refused = self._no_access(scope, headers, has_key=key is not None)
         if refused is None and not is_public(scope["path"]):
             refused = await self._unready(scope)

@@ -54,6 +54,7 @@ SPEECH_ANSWER: dict[int | str, dict[str, Any]] = {
         "headers": {
             "X-Sample-Rate": {"schema": {"type": "integer"}, "description": "Sample rate of the response in Hz"},
             "X-Request-Id": {"schema": {"type": "string"}},
+            "X-Characters": {"schema": {"type": "integer"}, "description": "Characters of the text, with markup"},
             "X-Audio-Seconds": {"schema": {"type": "number"}, "description": "Only if not streamed"},
             "X-Generation-Seconds": {"schema": {"type": "number"}, "description": "Only if not streamed"},
             "X-Digital-Source-Type": {

@@ -30,6 +30,7 @@ class RequestLog:
     path: str
     started: float = field(default_factory=time.perf_counter)
     client: str = ""  # the client that is charged
+    key: str = ""  # name of the client's API key, if it has one
     holding: Holding | None = None
     unread: set[Callable[[], None]] = field(default_factory=set)  # each charges a stream's audio that was not read
     route: str | None = None  # path template, such as /v1/voices/{name}
@@ -43,6 +44,7 @@ class RequestLog:
     spoken: float | None = None  # time of submission to the engine
     first_chunk: float | None = None
     timing: Timing | None = None  # timing of the first text
+    characters: int = 0  # of the texts that the engine has accepted, with markup
     frames: int = 0
     audio_s: float = 0.0
 
@@ -72,6 +74,8 @@ class RequestLog:
         }
         if self.code is not None:
             fields["code"] = self.code
+        if self.key:
+            fields["key"] = self.key
         if self.spoken is not None:
             factor = round((now - self.spoken) / self.audio_s, 3) if self.audio_s else None
             fields |= {
@@ -83,6 +87,7 @@ class RequestLog:
                 "queue_ms": _ms(self.timing.queue_s if self.timing else None),
                 "prefill_ms": _ms(self.timing.prefill_s if self.timing else None),
                 "first_chunk_ms": None if self.first_chunk is None else _ms(self.first_chunk - self.started),
+                "characters": self.characters,
                 "frames": self.frames,
                 "audio_s": round(self.audio_s, 3),
                 "real_time_factor": factor,

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, SecretStr, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from s1_mini.server.logs import LogFormat
@@ -17,6 +17,8 @@ from s1_mini.variables import SERVER, Settings, check_variables, entries
 
 if TYPE_CHECKING:
     from s1_mini.server.signing import Signer
+
+_KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 class ServerSettings(Settings):
@@ -41,6 +43,12 @@ class ServerSettings(Settings):
         None, description="bearer key, required except on public paths (serving.md); unset: no authentication"
     )
     api_keys: SecretStr | None = Field(None, description="more keys, comma-separated; each is a separate client")
+    api_key_names: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        max_length=100,
+        description="names of the keys, comma-separated: first that of API_KEY, then those of API_KEYS; their use is "
+        "reported under these names",
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="web origins that may call the API, comma-separated"
     )
@@ -196,7 +204,21 @@ class ServerSettings(Settings):
             raise ValueError("is not a list such as alloy=clara,nova=anna")
         return {name.strip(): voice.strip() for name, _, voice in pairs}
 
-    @field_validator("cors_origins", "allowed_hosts", mode="before")
+    def key_name(self, index: int) -> str:
+        """Return the name of a key of `keys`; empty without a name."""
+        return self.api_key_names[index] if index < len(self.api_key_names) else ""
+
+    @field_validator("api_key_names")
+    @classmethod
+    def _is_named(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        keys = [key.get_secret_value() for name in ("api_key", "api_keys") if (key := info.data.get(name)) is not None]
+        if len(value) > (count := len(entries(",".join(keys)))):
+            raise ValueError(f"has {len(value)} names for {count} keys")
+        if len({*value}) < len(value) or not all(map(_KEY_NAME.fullmatch, value)):
+            raise ValueError("has a name twice, or one that is not 1 to 64 letters, digits and . _ -")
+        return value
+
+    @field_validator("cors_origins", "allowed_hosts", "api_key_names", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(entries(value)) if isinstance(value, str) else value

@@ -180,6 +180,7 @@ class _Listener(AsyncIterator["AudioChunk"]):
         adapts = request.streams and speech.chunk_profile is None
         speech = replace(speech, chunk_profile=profile, adapts_chunks=adapts, flow=flow)
         self._output = engine.submit(speech, streams=request.streams, as_int16=as_int16)
+        record.characters += len(speech.text)
         self._output.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
         self._record, self._holding, self._times, self._streams = record, holding, times, request.streams
         self.is_labelled = True
@@ -297,7 +298,8 @@ def _response(
     if request.audio_format in RAW:
         kind += f";rate={rate};channels=1"
     warning = " ".join(filter(None, (request.warning, first.warning))) or None
-    headers = {"X-Sample-Rate": str(rate), **source_header(chunks.is_labelled), **warning_header(warning)}
+    length = {"X-Characters": str(len(request.speech.text))}
+    headers = {"X-Sample-Rate": str(rate), **length, **source_header(chunks.is_labelled), **warning_header(warning)}
     return AudioResponse(kind, headers, rate, body, holding, first.spoken_text, warning)
 
 

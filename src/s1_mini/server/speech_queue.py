@@ -300,6 +300,8 @@ class SpeechQueue:
                 if times.words or times.marks:  # at the end, after the last audio
                     await listener.send_audio(track, b"", times)
         finally:
+            if (stream := request.speech.stream) is not None:
+                self._record.characters += len(stream.text)
             speech.release()  # needed because closing a body that has not begun releases nothing
             self._leave()
         self.num_spoken += 1
