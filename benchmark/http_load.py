@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -34,6 +34,7 @@ KEY = "S1_MINI_SERVER_API_KEY"
 TEXT = "The morning train was late again, and nobody knew why."
 BYTES_A_SECOND = 88_200.0  # of pcm at 44.1 kHz
 START_LIMIT_S = 120.0
+EXIT_LIMIT_S = 60.0  # after SIGTERM
 REFUSED_PAUSE_S = 1.0  # pause of a client after a refusal, as in Retry-After
 SEEDS = count()
 
@@ -113,21 +114,40 @@ async def until_ready(place: Place, is_alive: Callable[[], bool]) -> None:
     raise EngineNotReadyError("the server did not start; run `s1-mini serve` to see the reason")
 
 
-@contextmanager
-def served(checkpoint: Path | None, **options: object) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
-    """Run `s1-mini serve` with these options until the block ends."""
-    require("server", "starting a server (instead of naming one with --url)")
+def free_port() -> int:
+    """Return a port that nothing uses."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def served(
+    checkpoint: Path | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
+    log: str = os.devnull,
+    **options: object,
+) -> Iterator[tuple[Place, subprocess.Popen[bytes]]]:
+    """Run `s1-mini serve` with these options and more variables until the block ends, by the command `within`."""
+    require("server", "starting a server (instead of naming one with --url)")
+    port = free_port()
     given = {"host": "127.0.0.1", "port": port, **options} | ({"checkpoint": checkpoint} if checkpoint else {})
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    command = [sys.executable, "-m", "s1_mini", "serve", *words]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:  # noqa: S603 - our own server
+    command = [*within, sys.executable, "-m", "s1_mini", "serve", *words]
+    variables = os.environ | (environment or {})
+    with (
+        Path(log).open("wb") as lines,
+        subprocess.Popen(command, stderr=lines, env=variables) as process,  # noqa: S603 - our own server
+    ):
         try:
             yield Place("127.0.0.1", port, os.environ.get(KEY)), process
         finally:
             process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_LIMIT_S)
+            process.kill()
 
 
 def processes_of(pid: int) -> Iterator[int]:

@@ -71,7 +71,7 @@ class Server:
         Raises `EngineNotReadyError` if the server ends, or takes too long.
         """
         ends = time.monotonic() + START_LIMIT_S
-        while not self._all_ready(starts):
+        while not self.all_ready(starts):
             if self._process.poll() is not None or time.monotonic() > ends:
                 raise EngineNotReadyError("the server did not start; run `s1-mini serve` to see the reason")
             time.sleep(POLL_INTERVAL_S)
@@ -99,15 +99,23 @@ class Server:
         """Return the CPU seconds of the replicas, with their engines' processes, and of the proxy."""
         return [sum(sum(each.cpu_times()[:2]) for pid in pids for each in _all_of(pid)) for pids in self.pids()]
 
-    def _all_ready(self, starts: int) -> bool:
+    def all_ready(self, starts: int = 0) -> bool:
+        """Return whether every replica is ready, and all together have started at least `starts` times."""
         if self._count == 1:
             return self.answers_ping()
+        replicas = self.replicas()
+        return [each["state"] for each in replicas] == ["ready"] * self._count and self.starts(replicas) >= starts
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Return the replicas in `/health`; empty without an answer, and without replicas."""
         try:
-            replicas = self.client.get("/health").json().get("replicas", [])
+            return list(self.client.get("/health").json().get("replicas", []))
         except (httpx2.TransportError, ValueError):
-            return False
-        all_starts = sum(each["starts"] for each in replicas)
-        return [each["state"] for each in replicas] == ["ready"] * self._count and all_starts >= starts
+            return []
+
+    def starts(self, replicas: Sequence[Mapping[str, Any]] | None = None) -> int:
+        """Return how often all replicas together were started."""
+        return sum(each["starts"] for each in (self.replicas() if replicas is None else replicas))
 
 
 def _all_of(pid: int) -> Iterator[psutil.Process]:

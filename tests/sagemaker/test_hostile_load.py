@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
+from benchmark import honest
+from benchmark.honest import KINDS, SEEDS, Honest, Outcome
 from benchmark.http_load import Place
 from commands import ENVIRONMENT
 from door_room import Door
 from replica_room import ROOT, needs_proxy
-from tests import hostile_load
-from tests.hostile_load import KINDS, SEEDS, Honest, Outcome
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_every_outcome_is_counted_correctly(
             raise result
         return result._replace(retry_after_s=0.0)
 
-    monkeypatch.setattr(hostile_load, "send", answer)
+    monkeypatch.setattr(honest, "send", answer)
     tally = asyncio.run(Honest(place, begun, over).run(4))
     totals = {
         "whole": tally.num_whole,
