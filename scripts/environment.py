@@ -58,6 +58,7 @@ METADATA = (
             "sdk",
             "c2pa",
             "av",
+            "otel",
         )
     ),
 )

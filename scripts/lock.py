@@ -38,7 +38,13 @@ class Lock(NamedTuple):
     above: bool = False
 
 
-ENGINE = ("requirements.txt", "requirements-server.txt", "requirements-aws.txt", "requirements-hub.txt")
+ENGINE = (
+    "requirements.txt",
+    "requirements-server.txt",
+    "requirements-aws.txt",
+    "requirements-hub.txt",
+    "requirements-otel.txt",
+)
 LOCKS = (
     Lock("requirements.lock.txt", ENGINE),
     Lock(

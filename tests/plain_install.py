@@ -19,7 +19,7 @@ class Finder(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
 """
-LACKING = {*(name for names in MODULES.values() for name in names), "botocore", "starlette"}
+LACKING = {*(name.partition(".")[0] for names in MODULES.values() for name in names), "botocore", "starlette"}
 
 
 def plain_environment(folder: Path, *, with_path: bool = True) -> dict[str, str]:

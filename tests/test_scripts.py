@@ -315,7 +315,7 @@ def test_each_pin_is_exact_hashed_and_explained_and_a_lock_names_no_index_and_no
 
 RANGES = {
     "requirements.txt": ("requirements.lock.txt", TORCH_LOCK),
-    **{f"requirements-{extra}.txt": ALL_LOCKS[:1] for extra in ("server", "aws", "hub")},
+    **{f"requirements-{extra}.txt": ALL_LOCKS[:1] for extra in ("server", "aws", "hub", "otel")},
     **{
         f"requirements-{extra}.txt": ALL_LOCKS
         for extra in ("play", "replicas", "corpus", "wyoming", "mcp", "c2pa", "av", "test")

@@ -5,6 +5,7 @@ The Python engine and `s1-mini say` need no extra. Code that needs an extra call
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from typing import Literal
 from s1_mini.exceptions import ConfigurationError
 
 Extra = Literal[
-    "server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp", "sdk", "c2pa", "av"
+    "server", "aws", "play", "replicas", "hub", "corpus", "ray", "vllm", "wyoming", "mcp", "sdk", "c2pa", "av", "otel"
 ]
 
 MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.txt has the versions
@@ -39,6 +40,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
     "sdk": ("s3fs", "sagemaker"),
     "c2pa": ("c2pa",),
     "av": ("av",),
+    "otel": ("opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk"),
 }
 
 
@@ -47,7 +49,7 @@ def require(extra: Extra, what: str) -> None:
 
     Raises `ConfigurationError` with the feature that needs the extra (`what`) and the command that installs it.
     """
-    missing = [name.replace("_", "-") for name in MODULES[extra] if find_spec(name) is None]
+    missing = [re.sub(r"[._]", "-", name) for name in MODULES[extra] if not _is_installed(name)]
     faults = [f"{', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed"] if missing else []
     faults += _unsupported_versions(extra)
     if faults:
@@ -55,6 +57,13 @@ def require(extra: Extra, what: str) -> None:
             f'{what} needs {"; and ".join(faults)}: pip install "s1-mini[{extra}]", '
             f'or in a checkout pip install -e ".[{extra}]"'
         )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # a package that contains it
+        return False
 
 
 def _unsupported_versions(extra: Extra) -> list[str]:

@@ -7,7 +7,7 @@ The classes are frozen and checked on construction; this module imports no torch
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from pathlib import Path
@@ -381,6 +381,8 @@ class TTSRequest:
     # a group of its own.
     flow: tuple[str, str] = ("", "")
     adapts_chunks: bool = False  # `chunk_profile` is only a default: under load, an engine may choose longer chunks
+    # Called once, by any thread, when an accepted request has ended.
+    on_end: Callable[[Phases], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         complete = complete_sampling(self.sampling)  # raises for invalid options
@@ -438,6 +440,19 @@ class Timing:
     queue_s: float | None = None  # from arrival to the first slot
     prefill_s: float | None = None  # from the slot until the first prompt is prefilled
     first_chunk_s: float | None = None  # from arrival to the first audio
+
+
+@dataclass(frozen=True)
+class Phases:
+    """When the phases of a request began: seconds of `time.monotonic`, which all processes of a machine share."""
+
+    begins: Mapping[str, float]  # text, reference, queue, prefill, generation: those that were reached, in order
+    first_audio: float | None
+    ended: float
+    reason: str  # finish reason, or the code of the error
+    slot: int | None  # of its first utterance
+    tokens: int  # frames that the model generated
+    audio_s: float
 
 
 @dataclass(frozen=True)

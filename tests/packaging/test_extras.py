@@ -67,7 +67,7 @@ def requirements(name: str) -> set[str]:
 
 def test_the_extras_are_those_of_the_lists_and_share_nothing_with_a_plain_install() -> None:
     for extra, modules in MODULES.items():
-        assert set(modules) == requirements(f"requirements-{extra}.txt")
+        assert {name.replace(".", "_") for name in modules} == requirements(f"requirements-{extra}.txt")
         assert not set(modules) & requirements("requirements.txt")
 
 
@@ -85,7 +85,7 @@ def test_a_command_runs_without_extras_or_names_the_missing_one_before_creating_
     assert process.returncode == 0, process.stderr
     for (extra, verb), line in zip(expected, process.stdout.splitlines(), strict=True):
         code, sentence = json.loads(line)
-        packages = ", ".join(MODULES[extra]).replace("_", "-") if extra else ""
+        packages = ", ".join(re.sub("[._]", "-", name) for name in MODULES[extra]) if extra else ""
         commands = rf'pip install "s1-mini\[{extra}\]", or in a checkout pip install -e "\.\[{extra}\]"'
         lacks = rf"s1-mini: .+ needs {packages}, which (is|are) not installed: {commands}\n"
         assert code == (1 if extra else 0), (verb, sentence)
@@ -106,7 +106,7 @@ def test_an_unsupported_version_of_any_package_of_an_extra_is_reported_with_its_
         require(extra, "This")
 
     for name in MODULES[extra]:
-        package = next((each for each in IMPORTED if IMPORTED[each] == name), name.replace("_", "-"))
+        package = next((each for each in IMPORTED if IMPORTED[each] == name), re.sub("[._]", "-", name))
         assert re.search(rf"{package}[<>=].+, of which version 0\.0\.1\.dev1 is", str(caught.value))
     assert f'pip install "s1-mini[{extra}]"' in str(caught.value)
 

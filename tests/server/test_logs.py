@@ -36,6 +36,7 @@ def test_a_request_is_one_short_line() -> None:
     assert written("request", **asked, audio_s=2.345, _aws={"CloudWatchMetrics": []}) == (
         "POST /v1/tts 200 in 1.23 s, 2.3 s of audio"
     )
+    assert written("request", **asked, trace_id="0af7").endswith("200 in 1.23 s, trace 0af7")
     assert written("request", logging.WARNING, **asked | {"status": 503}, code="not_ready") == (
         "warning: POST /v1/tts 503 in 1.23 s, not_ready"
     )

@@ -39,13 +39,13 @@ class RequestTracker:
             request.admitted = now
             self.metrics.queue_s.observe(now - request.arrived)
 
-    def count_begun(self, request: Request, now: float) -> None:
+    def count_begun(self, request: Request, slot: int | None, now: float) -> None:
         if request.begun is None and request.admitted is not None:
-            request.begun = now
+            request.begun, request.slot = now, slot
             self.metrics.prefill_s.observe(now - request.admitted)
 
-    def end(self, request: Request, error: S1MiniError | None, reason: str, now: float) -> None:
-        """Record the end of a request and notify its consumer."""
+    def end(self, request: Request, error: S1MiniError | None, reason: str, now: float, num_items: int) -> None:
+        """Record the end of a request, which has generated `num_items` items, and notify its consumer."""
         metrics, speech, took = self.metrics, request.speech, now - request.arrived
         metrics.ends[error.code if error else reason] += 1
         metrics.total_s.observe(took)
@@ -55,9 +55,14 @@ class RequestTracker:
             metrics.first_chunk_s.observe(speech.first_sent - request.arrived)
         if speech.sent_s:
             metrics.real_time_factor.observe(took / speech.sent_s)
-        self.tell_end(request, error)
+        self.tell_end(request, error, now, request.finish_reason if reason == "spoken" else reason, num_items)
 
-    def tell_end(self, request: Request, error: BaseException | None) -> None:
+    def tell_end(
+        self, request: Request, error: BaseException | None, now: float, reason: str = "", num_items: int = 0
+    ) -> None:
         """Notify the consumer without recording metrics; does nothing if another thread has just notified it."""
         if self.requests.pop(request.number, None) is not None:
+            if request.on_end is not None:
+                end = reason if error is None else getattr(error, "code", type(error).__name__)
+                request.on_end(request.phases(end, now, num_items))
             request.speech.queue.end(error)

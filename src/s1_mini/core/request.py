@@ -18,7 +18,7 @@ from s1_mini.core.messages import Conditions
 from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.speech import AudioOutput
 from s1_mini.core.stage import Progress, Spec, Unit
-from s1_mini.types import ChunkProfile, FinishReason, SamplingParams, Timing
+from s1_mini.types import ChunkProfile, FinishReason, Phases, SamplingParams, Timing
 
 # Seconds between the due times of a request's successive utterances: less than an utterance lasts, so that long texts
 # do not run out of audio, but enough to leave slots to later requests.
@@ -189,6 +189,7 @@ class Request:
     adapts: bool = False  # whether `profile` is a default, which `StagePolicy.loaded_profile` may replace
     flow: tuple[str, str] = ("", "")  # the client and the group, for fair turns in the queue
     word_times: bool = False
+    on_end: Callable[[Phases], None] | None = None
     utterances: list[Utterance] = field(default_factory=list)  # utterances that are built but not finished, in order
     later: deque[Later] = field(default_factory=deque)  # the other utterances
     awaits_voice: bool = False  # whether the last utterance that was built makes the voice of those in `later`
@@ -196,14 +197,18 @@ class Request:
     first: int = 0  # number of the first utterance
     front: int = 0  # number of the utterance whose audio is being output
     was_cut: bool = False  # whether an utterance reached its step limit before its end
+    encoding: float | None = None  # time when its recordings were queued to be encoded; None if all were known
+    queued: float | None = None  # time when its utterances were queued, which is then also `arrived`
     admitted: float | None = None  # time when the first utterance got a slot
     begun: float | None = None  # time when the first prompt was prefilled
+    slot: int | None = None  # slot of the first prompt
     has_ended: bool = False
     num_finished: int = 0  # number of items of finished utterances
+    accepted: float = field(init=False)  # time when it was accepted
     allowed_s: float = field(init=False)  # seconds from arrival to the deadline
 
     def __post_init__(self) -> None:
-        self.allowed_s = self.deadline - self.arrived
+        self.accepted, self.allowed_s = self.arrived, self.deadline - self.arrived
 
     @property
     def has_more(self) -> bool:
@@ -253,3 +258,13 @@ class Request:
         if self.admitted is None:
             return Timing()
         return Timing(self.admitted - self.arrived, None if self.begun is None else self.begun - self.admitted)
+
+    def phases(self, reason: str, now: float, num_items: int) -> Phases:
+        """Return the phases of the request, which ends now."""
+        speech, prefill, generation = self.speech, self.admitted, self.begun
+        if generation is None and speech.first_sent is not None:  # another process has prefilled the prompt
+            prefill, generation = None, self.admitted
+        times = {"text": self.accepted, "reference": self.encoding, "queue": self.queued}
+        times |= {"prefill": prefill, "generation": generation}
+        begins = {name: time for name, time in times.items() if time is not None}
+        return Phases(begins, speech.first_sent, now, reason, self.slot, num_items, speech.sent_s)

@@ -150,7 +150,7 @@ class Pipeline:
         flight = queue.in_flight.pop(plan.number)
         self.ledger.metrics.count_stage(queue.policy.name, len(plan.steps) - len(report.skipped), report.seconds)
         for sequence in flight.begun:
-            self.ledger.count_begun(sequence.request, self._clock())
+            self.ledger.count_begun(sequence.request, sequence.slot, self._clock())
         for part in plan.prefills:
             if part.key:
                 queue.keep(part.key, report.saved.get(part.key))
@@ -301,7 +301,7 @@ class Pipeline:
         """Release everything that a request holds and notify its consumer. Does nothing if the request has ended."""
         if request.has_ended:
             return
-        request.has_ended = True
+        request.has_ended, num_items = True, self.num_items(request)
         try:
             self._line.remove(request)
             for utterance in request.utterances:
@@ -314,9 +314,14 @@ class Pipeline:
                     if not utterance.sequences[0].is_done:
                         self._line.charge(request, utterance.sequences[0].produced)
         finally:
-            self.ledger.end(request, error, reason, self._clock())
+            self.ledger.end(request, error, reason, self._clock(), num_items)
             request.release()
             self._on_end()
+
+    def num_items(self, request: Request) -> int:
+        """Return how many items a request has generated, such as frames."""
+        begun = [each.sequences[self.counted] for each in request.utterances if each.sequences]
+        return request.num_finished + sum(sequence.produced for sequence in begun)
 
 
 def _choose_profile(utterance: Utterance, first: StageQueue, loaded: ChunkProfile | None, now: float) -> None:
@@ -369,9 +374,8 @@ class Scheduler:
         self.ledger.add(request)
         if self._closed.is_set():  # `close` and `tell_all` may have missed this request
             request.has_ended = True
-            self.ledger.tell_end(
-                request, EngineNotReadyError("the engine is shutting down and no longer accepts requests")
-            )
+            error = EngineNotReadyError("the engine is shutting down and no longer accepts requests")
+            self.ledger.tell_end(request, error, self.clock())
 
     def open(self, request: Request, utterances: list[Utterance]) -> None:
         """Queue the utterances of a submitted request; a request without any ends. Raises `QueueFullError`."""
@@ -379,7 +383,7 @@ class Scheduler:
             if request.has_ended:
                 request.release()
                 return
-            now = request.arrived = self.clock()
+            now = request.arrived = request.queued = self.clock()
             if utterances:
                 request.utterances = utterances
                 self.line.submit(request)
@@ -394,7 +398,7 @@ class Scheduler:
         with self._lock:
             if not request.has_ended:
                 request.has_ended = True
-                self.ledger.tell_end(request, error)
+                self.ledger.tell_end(request, error, self.clock())
                 request.release()
                 self._wake_all()
 
@@ -437,7 +441,7 @@ class Scheduler:
         held = self._lock.acquire(timeout=LOOK_S)
         try:
             for request in self.ledger.all():
-                self.ledger.tell_end(request, error)
+                self.ledger.tell_end(request, error, self.clock())
         finally:
             if held:
                 self._lock.release()
@@ -573,9 +577,7 @@ class Scheduler:
         self._pipeline.end_idle(now - self._last_look)
         self._last_look, self._next_look = now, now + LOOK_S
         for request in self.ledger.late(now):
-            begun = [each.sequences[self._pipeline.counted] for each in request.utterances if each.sequences]
-            frames = request.num_finished + sum(sequence.produced for sequence in begun)
-            is_queued = request.utterances or request.front
+            frames, is_queued = self._pipeline.num_items(request), request.utterances or request.front
             reason = f"after {frames} frames" if is_queued else "before its text and voice were prepared"
             self._pipeline.end(request, RequestTimeoutError(f"timed out {reason}"))
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.types import AudioChunk, EngineState, TTSRequest
+from s1_mini.types import AudioChunk, EngineState, Phases, TTSRequest
 
 if sys.platform == "linux":
     import fcntl
@@ -46,10 +46,11 @@ class Speak(NamedTuple):
     """Speak `request`. The answers are `Audio`, or `Failed` if it cannot begin, with the same number."""
 
     number: int
-    request: TTSRequest  # without `stream`
+    request: TTSRequest  # without `stream` and `on_end`
     streams: bool
     as_int16: bool  # whether the samples of the chunks are int16
     has_stream: bool  # whether `Text` with the text of the request follows
+    reports_end: bool  # whether `Ended` is also an answer, once the request was accepted
 
 
 class Text(NamedTuple):
@@ -98,6 +99,13 @@ class Audio(NamedTuple):
     chunks: Sequence[AudioChunk]
     has_ended: bool = False
     error: Exception | None = None
+
+
+class Ended(NamedTuple):
+    """The phases of a request that has ended, maybe because it was cancelled."""
+
+    number: int
+    phases: Phases
 
 
 class Held(NamedTuple):

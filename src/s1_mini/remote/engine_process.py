@@ -32,6 +32,7 @@ from s1_mini.remote.channel import (
     Audio,
     Call,
     Cancel,
+    Ended,
     Facts,
     Failed,
     Held,
@@ -47,7 +48,7 @@ from s1_mini.remote.child import Child, python
 from s1_mini.remote.devices import sees_gpu
 from s1_mini.runtime.process import refuse_fork
 from s1_mini.speech_engine import SpeechEngine
-from s1_mini.types import AudioChunk, EngineState, TTSRequest, VoiceInfo
+from s1_mini.types import AudioChunk, EngineState, Phases, TTSRequest, VoiceInfo
 
 P = ParamSpec("P")
 Value = TypeVar("Value")
@@ -116,6 +117,7 @@ class EngineLink(Child):
         self._numbers = itertools.count(START)
         self._outputs: dict[int, Incoming] = {}
         self._calls: dict[int, Future[Any]] = {}
+        self._on_end: dict[int, Callable[[Phases], None]] = {}  # of requests, also of those that were cancelled
         self._is_over = False
         self.launch()
         try:
@@ -132,7 +134,11 @@ class EngineLink(Child):
         queue = OutputQueue(partial(self._cancel, number))
         output, self._outputs[number] = Output(queue), Incoming(number, queue, self.send)
         queue.on_take = partial(self._resume, number)
-        self.send(Speak(number, replace(request, stream=None), streams, as_int16, stream is not None))
+        reports_end = (on_end := request.on_end) is not None
+        if on_end is not None:
+            self._on_end[number] = on_end
+        sent = replace(request, stream=None, on_end=None)
+        self.send(Speak(number, sent, streams, as_int16, stream is not None, reports_end))
         if stream is not None:
             try:
                 stream.attach(lambda piece, is_last: self.send(Text(number, piece, is_last)))
@@ -235,10 +241,10 @@ class EngineLink(Child):
                 self._state = message.state
                 if message.voice_names is not None:
                     self.voice_names = message.voice_names
+            case Ended():
+                self._on_end.pop(message.number, _ignore)(message.phases)
             case Result():
-                if (future := self._calls.pop(message.number, None)) is not None:
-                    with suppress(InvalidStateError):  # cancelled at this moment
-                        future.set_result(message.value)
+                self._return(message)
             case Failed():
                 self._fail(message.number, message.error)
             case Log():
@@ -252,7 +258,13 @@ class EngineLink(Child):
         if audio.has_ended and self._outputs.pop(audio.number, None) is not None:
             output.queue.end(audio.error)
 
+    def _return(self, result: Result) -> None:
+        if (future := self._calls.pop(result.number, None)) is not None:
+            with suppress(InvalidStateError):  # cancelled at this moment
+                future.set_result(result.value)
+
     def _fail(self, number: int, error: Exception) -> None:
+        self._on_end.pop(number, None)
         if (output := self._outputs.pop(number, None)) is not None:
             output.queue.end(error)
         if (future := self._calls.pop(number, None)) is not None:
@@ -274,6 +286,10 @@ class EngineLink(Child):
         error = EngineNotReadyError("the engine's process has ended; see the server's log")
         for number in [*self._outputs, *self._calls]:
             self._fail(number, error)
+
+
+def _ignore(_: Phases) -> None:
+    """Take the place of a callback that is no longer needed."""
 
 
 def _remote(method: Callable[P, Value]) -> Callable[P, Value]:

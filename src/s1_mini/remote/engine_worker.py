@@ -30,6 +30,7 @@ from s1_mini.remote.channel import (
     Call,
     Cancel,
     Channel,
+    Ended,
     Facts,
     Failed,
     Held,
@@ -171,6 +172,8 @@ class EngineWorker:
 
     def _speak(self, message: Speak, request: TTSRequest) -> None:
         number = message.number
+        if message.reports_end:
+            request = replace(request, on_end=lambda phases: self.send(Ended(number, phases)))
         try:
             output = self._engine.submit(request, streams=message.streams)
         except Exception as error:  # it belongs to the request's consumer

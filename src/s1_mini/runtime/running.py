@@ -81,6 +81,7 @@ class EngineRuntime:
             streams=streams,
             flow=request.flow,
             word_times=request.word_times,
+            on_end=request.on_end,
         )
         preparation = Preparation(self, request, accepted)
         try:
@@ -308,6 +309,7 @@ class Preparation:
         if len(known) == len(encoded):
             self._begin(plan, known)
         else:
+            self._accepted.encoding = time.monotonic()
             self._encoding = self._submit(running.recordings, partial(self._encode, plan), keys)
             if self._is_cancelled:
                 self._encoding.cancel()

@@ -38,7 +38,7 @@ from s1_mini.runtime.sizing import measure_slots
 from s1_mini.runtime.tasks import Steps
 from s1_mini.text.arriving import ArrivingText
 from s1_mini.text_stream import TextStream
-from s1_mini.types import ChunkProfile, SamplingParams, Voice
+from s1_mini.types import ChunkProfile, Phases, SamplingParams, Voice
 from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference import Check
 from s1_mini.voices.reference_cache import ReferenceCache, ReferenceStore
@@ -180,6 +180,7 @@ class Synthesizer:
         streams: bool = True,
         flow: tuple[str, str] = ("", ""),
         word_times: bool = False,
+        on_end: Callable[[Phases], None] | None = None,
     ) -> Request:
         """Accept a request whose audio goes to `queue`; `begin`, `begin_stream` or `EngineCore.refuse` must follow.
 
@@ -189,7 +190,16 @@ class Synthesizer:
         arrived = time.monotonic()
         speech = AudioOutput(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams)
         request = Request(
-            next(self._numbers), speech, sampling, arrived, deadline, profile, adapts, flow, word_times=word_times
+            next(self._numbers),
+            speech,
+            sampling,
+            arrived,
+            deadline,
+            profile,
+            adapts,
+            flow,
+            word_times=word_times,
+            on_end=on_end,
         )
         self.core.submit(request)
         return request

@@ -62,6 +62,7 @@ from s1_mini.server.protocols import (
 from s1_mini.server.record import RequestLog, sane_id
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.state import ServerState, state_in
+from s1_mini.server.tracing import open_tracing
 from s1_mini.version import __version__
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
     if (signer := state.settings.signer()) is not None:
         fields = {"event": "signing", "certificate_ends": signer.ends.isoformat()}
         logger.info("complete responses are signed", extra={"fields": fields})
+    state.tracing = open_tracing()
     is_ours = state.engine.state().status == "stopped"
     watching = asyncio.ensure_future(_start_and_watch(state, is_ours=is_ours))
     try:
@@ -209,6 +211,8 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
             await watching
         if is_ours:
             await end_all(state)
+        if state.tracing is not None:
+            await state.tracing.close()
         state.lifecycle.shutdown(wait=False)
 
 
@@ -299,12 +303,8 @@ class AccessLogMiddleware:
         headers = Headers(scope=scope)
         is_head = scope.get("method") == "HEAD"  # every GET route answers it; uvicorn leaves the body out
         inner = {**scope, "method": "GET"} if is_head else scope
-        record = RequestLog(sane_id(headers.get("x-request-id")), scope.get("method", "WEBSOCKET"), scope["path"])
+        record = _begin(scope, headers)
         inner.setdefault("state", {})["record"] = record
-        if polly.is_polly(scope["path"], headers):
-            record.error_response = polly.error_response
-        elif (detail := detail_kind(scope)) is not None:
-            record.error_response = partial(error_response, detail=detail)
 
         async def note(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
@@ -327,11 +327,12 @@ class AccessLogMiddleware:
             record.route = getattr(inner.get("route"), "path", None)
             self.meter.count(record, time.perf_counter() - record.started)
             self._log(record)
+            record.end_trace()
 
     async def _fail(self, error: Exception, record: RequestLog, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond with the error, unless a response has already begun."""
         if not isinstance(error, S1MiniError):
-            access_logger.error("request failed", exc_info=error, extra={"fields": {"request_id": record.id}})
+            access_logger.error("request failed", exc_info=error, extra={"fields": record.ids})
         record.code = code_of(error)
         if record.status == 0:
             await record.error_response(error, record.id)(scope, receive, send)
@@ -344,6 +345,17 @@ class AccessLogMiddleware:
         if self.namespace and record.route is not None:
             fields |= _metrics(self.namespace, fields)
         access_logger.log(level, "request", extra={"fields": fields})
+
+
+def _begin(scope: Scope, headers: Headers) -> RequestLog:
+    record = RequestLog(sane_id(headers.get("x-request-id")), scope.get("method", "WEBSOCKET"), scope["path"])
+    if (tracing := state_in(scope["app"]).tracing) is not None and not record.path.startswith(QUIET):
+        record.trace = tracing.begin(record.id, record.method, headers)
+    if polly.is_polly(scope["path"], headers):
+        record.error_response = polly.error_response
+    elif (detail := detail_kind(scope)) is not None:
+        record.error_response = partial(error_response, detail=detail)
+    return record
 
 
 def _metrics(namespace: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,6 +78,7 @@ def _sentence(message: str, fields: dict[str, Any]) -> str:
         parts = [f"{fields['method']} {fields['route']} {fields['status']} in {fields['total_ms'] / 1000:.2f} s"]
         parts += [f"{fields['audio_s']:.1f} s of audio"] if fields.get("audio_s") else []
         parts += [fields["code"]] if "code" in fields else []
+        parts += [f"trace {fields['trace_id']}"] if "trace_id" in fields else []
         return ", ".join(parts)
     match fields.get("event"):
         case "loading":

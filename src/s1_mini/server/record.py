@@ -16,6 +16,7 @@ from s1_mini.server.errors import error_response
 
 if TYPE_CHECKING:
     from s1_mini.server.accounts import Holding
+    from s1_mini.server.tracing import RequestTrace
     from s1_mini.types import Timing
 
 SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -45,12 +46,25 @@ class RequestLog:
     first_chunk: float | None = None
     timing: Timing | None = None  # timing of the first text
     characters: int = 0  # of the texts that the engine has accepted, with markup
+    trace: RequestTrace | None = None
     frames: int = 0
     audio_s: float = 0.0
 
     def for_part(self, holding: Holding | None = None) -> RequestLog:
         """Return a separate record for one of several texts of this request."""
-        return RequestLog(self.id, self.method, self.path, client=self.client, holding=holding or self.holding)
+        holding = holding or self.holding
+        return RequestLog(self.id, self.method, self.path, client=self.client, holding=holding, trace=self.trace)
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The fields that all log lines of the request have."""
+        return {"request_id": self.id} | ({} if self.trace is None else {"trace_id": self.trace.id})
+
+    def end_trace(self) -> None:
+        """End the request's span, if it is traced."""
+        if self.trace is not None:
+            figures = {} if self.spoken is None else {"tokens": self.frames, "audio_seconds": self.audio_s}
+            self.trace.end(self.route, self.status, self.code, figures)
 
     @property
     def generation_s(self) -> float:
@@ -66,7 +80,7 @@ class RequestLog:
     def fields(self) -> dict[str, Any]:
         now = time.perf_counter()
         fields: dict[str, Any] = {
-            "request_id": self.id,
+            **self.ids,
             "method": self.method,
             "route": self.route or self.path[:200],
             "status": self.status,

@@ -178,7 +178,9 @@ class _Listener(AsyncIterator["AudioChunk"]):
         flow = (record.client, record.id)  # in the queue, clients take turns, and so do the requests of one client
         as_int16 = keeps_rate(request.audio_format)
         adapts = request.streams and speech.chunk_profile is None
-        speech = replace(speech, chunk_profile=profile, adapts_chunks=adapts, flow=flow)
+        self._trace = None if record.trace is None else record.trace.speak(request)
+        on_end = None if self._trace is None else self._trace.report
+        speech = replace(speech, chunk_profile=profile, adapts_chunks=adapts, flow=flow, on_end=on_end)
         self._output = engine.submit(speech, streams=request.streams, as_int16=as_int16)
         record.characters += len(speech.text)
         self._output.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
@@ -224,6 +226,13 @@ class _Listener(AsyncIterator["AudioChunk"]):
         """Cancel the request if it has not ended."""
         self._end()
         self._output.close()
+        if self._trace is not None:
+            self._trace.close()
+
+    def note_encoding(self, started: float) -> None:
+        """Note that a call of the encoder, which began at `started` (`time.monotonic`), has ended."""
+        if self._trace is not None:
+            self._trace.note_encoding(started)
 
     def _end(self) -> None:
         self._record.unread.discard(self._charge)
@@ -256,7 +265,9 @@ async def _whole(
             if not received:
                 raise GenerationError("the model generated no audio")
             holding.set(Resource.REQUESTS, 0)  # the engine has finished the request
+            started = time.monotonic()
             content = await asyncio.to_thread(_encode_all, received, request, chunks)
+            chunks.note_encoding(started)
     except TimeoutError:
         raise deadline.error("the whole response", "shorten the text, or request a stream") from None
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
@@ -285,7 +296,9 @@ async def _stream(
         if first is None:
             raise GenerationError("the model generated no audio")
         encoder = StreamEncoder(request.audio_format, first.sample_rate, is_labelled=chunks.is_labelled)
-        begun = await _feed(encoder, first.audio)  # before the status is sent: NaN from the model must become an error
+        begun = await _feed(
+            chunks, encoder, first.audio
+        )  # before the status is sent: NaN from the model must become an error
         cleanup.pop_all()
     chunks.end_at(end_deadline)
     return _response(first, request, chunks, _Encoded(chunks, encoder, begun, holding), holding)
@@ -324,11 +337,13 @@ class _Encoded(AsyncIterator[bytes]):
         try:
             while not (piece or self._is_over):
                 if (chunk := await anext(self._chunks, None)) is not None:
-                    piece = await _feed(self._encoder, chunk.audio)
+                    piece = await _feed(self._chunks, self._encoder, chunk.audio)
                 else:
                     self._is_over = True
                     self._holding.set(Resource.REQUESTS, 0)
+                    started = time.monotonic()
                     piece = await asyncio.to_thread(self._encoder.finish)
+                    self._chunks.note_encoding(started)
         except BaseException:
             await self.aclose()
             raise
@@ -344,11 +359,13 @@ class _Encoded(AsyncIterator[bytes]):
         self._holding.release()
 
 
-async def _feed(encoder: StreamEncoder, audio: np.ndarray) -> bytes:
+async def _feed(chunks: _Listener, encoder: StreamEncoder, audio: np.ndarray) -> bytes:
     """Encode a chunk; in a thread if the format is slow to encode."""
-    if encodes_fast(encoder.audio_format):
-        return encoder.feed(audio)
-    return await asyncio.to_thread(encoder.feed, audio)
+    started = time.monotonic()
+    is_fast = encodes_fast(encoder.audio_format)
+    piece = encoder.feed(audio) if is_fast else await asyncio.to_thread(encoder.feed, audio)
+    chunks.note_encoding(started)
+    return piece
 
 
 def _encode_all(received: list[AudioChunk], request: SpeechRequest, chunks: _Listener) -> bytes:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from s1_mini.server.protocols.wyoming import WyomingServer
     from s1_mini.server.session import Session
     from s1_mini.server.settings import ServerSettings
+    from s1_mini.server.tracing import Tracing
     from s1_mini.speech_engine import SpeechEngine
 
 
@@ -41,6 +42,7 @@ class ServerState:
     lifecycle: ThreadPoolExecutor  # one thread that starts and stops the engine, so that requests cannot delay it
     large_bodies: asyncio.Semaphore
     wyoming: WyomingServer | None = None
+    tracing: Tracing | None = None  # None: requests are not traced
 
 
 def state_of(connection: HTTPConnection) -> ServerState:

@@ -187,12 +187,14 @@ class _Connection:
                     await self._send(Pong(text.encode(errors="replace").decode() if isinstance(text, str) else None))
                 elif Synthesize.is_type(event.type) or SynthesizeStart.is_type(event.type):
                     record = RequestLog(sane_id(None), "WYOMING", event.type, client=self._client)
+                    if (tracing := self._state.tracing) is not None:
+                        record.trace = tracing.begin(record.id, record.method)
                     await self._speak(event, record)
         except (ConnectionError, ClientGoneError):
             raise
         except Exception as error:  # reported to the client, then the connection ends
             if not isinstance(error, S1MiniError):
-                access_logger.exception("request failed", extra={"fields": {"request_id": record.id}})
+                access_logger.exception("request failed", extra={"fields": record.ids})
             with suppress(OSError, ClientGoneError):  # OSError: the client is gone
                 await self._send(Error(message_of(error), code_of(error)))
                 self._writer.write_eof()
@@ -249,6 +251,7 @@ class _Connection:
             gate.leave()
             self._state.meter.count(record, time.perf_counter() - record.started)
             access_logger.info("request", extra={"fields": record.fields()})
+            record.end_trace()
 
     def _admit(self, record: RequestLog) -> None:
         if (refused := self._state.gate.admission(record)) is not None:
