@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.exceptions import InvalidStatus
 
 from held_generation import SOUNDS, held_generation
+from own_folder import path_with
 from s1_mini.server.protocols import deepgram, deepgram_turns
 from s1_mini.server.speech import Times
 from s1_mini.types import Word
@@ -166,3 +171,21 @@ def test_a_wrong_message_ends_the_session(door: Door, message: dict[str, object]
         messages, _, closed = hear(socket)
 
     assert (messages[-1]["type"], messages[-1]["code"], closed) == ("Error", code, 1008)
+
+
+@pytest.mark.clients
+def test_deepgram_s_own_client_speaks_turns(door: Door, tmp_path: Path) -> None:
+    path = path_with("deepgram", tmp_path, "deepgram-sdk>=7.17,<8")
+    environment = os.environ | {"PYTHONPATH": path, "NO_PROXY": "127.0.0.1"}
+    command = [sys.executable, str(Path(__file__).with_name("deepgram_sdk.py")), str(door.port)]
+
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+    assert result.returncode == 0, result.stderr[-4000:]
+    told = json.loads(result.stdout.splitlines()[-1])
+    turn = ["SpeechStarted", "Flushed", "SpeechMetadata"]
+    assert told["kinds"][:4] == ["Connected", *turn]
+    assert sorted(told["kinds"][4:-2]) == ["ConfigureSuccess", "SpeechStarted"]
+    assert told["kinds"][-2:] == ["SpeechInterrupted", "SessionMetadata"]
+    assert (told["turn"], told["interrupted"]) == ([13, True], [10, 3200])
+    assert told["totals"] == [10, 13 + 3200]
