@@ -73,7 +73,7 @@ PAUSE_S = (5.0, 15.0)  # between two scenarios
 PROBES = 4  # equal answers in a row that show that a server has recovered
 PROBE_S = 10.0  # timeout of each
 POLL_S = 0.2
-GIVE_UP = 4  # a server that has not recovered after so many times the stated time ends the run
+GIVE_UP = 4  # multiple of the stated time after which a server that has not recovered ends the run
 NOTICE_S = 1.0  # for the client to notice that its request was interrupted
 DISK_BYTES = 4 * 2**20
 SPARE_BYTES = 16 * 2**20  # address space that is left to a process under memory pressure
@@ -284,7 +284,7 @@ def lacks_disk(site: Site) -> str:
 
 def lacks_clock(site: Site) -> str:
     """Return why the clock cannot be shifted."""
-    return "" if site.clock else "there is no C compiler to build clock_shift.c"
+    return "" if site.clock else "clock_shift.c needs a C compiler, cc"
 
 
 def lacks_checkpoint(site: Site) -> str:
@@ -453,9 +453,12 @@ class Played:
     violations: list[str] = field(default_factory=list)  # other than those of scenarios
 
 
-def play_all(site: Site, turns: Iterator[Turn], seconds: float, played: Played) -> None:
+def play_all(site: Site, seed: int, chosen: Sequence[str], seconds: float, played: Played) -> None:
     """Run scenarios until the time is over, and at least one. Raises `EngineNotReadyError`."""
     scenarios = {scenario.name: scenario for scenario in SCENARIOS}
+    if all(scenarios[name].lacks(site) for name in chosen):
+        raise EngineNotReadyError("none of these scenarios can run here")
+    turns = schedule(seed, chosen)
     while not played.episodes or time.monotonic() < played.began + seconds:
         turn = next(turns)
         scenario, site.victim = scenarios[turn.name], turn.victim
@@ -544,7 +547,7 @@ def disturb(site: Site, options: Namespace) -> dict[str, Any]:
             raise EngineNotReadyError("the idle server did not answer every kind of honest request")
         played = Played()
         try:
-            play_all(site, schedule(options.seed, options.scenarios), 3600 * options.hours, played)
+            play_all(site, options.seed, options.scenarios, 3600 * options.hours, played)
         except EngineNotReadyError as error:
             played.violations.append(str(error))
         over.set()
