@@ -86,6 +86,7 @@ def test_streamed_speech_with_word_times_is_json_lines_with_the_same_audio_and_t
     lines = [json.loads(line) for line in response.text.splitlines()]
     assert len(lines) > 1
     assert (lines[0]["format"], lines[0]["sample_rate"]) == ("pcm", whole["sample_rate"])
+    assert {name for line in lines[1:] for name in line} == {"audio", "words", "marks"}
     assert b"".join(base64.b64decode(line["audio"]) for line in lines) == base64.b64decode(whole["audio"])
     words = [word for line in lines for word in line["words"]]
     assert [word["text"] for word in words] == [word["text"] for word in whole["words"]]

@@ -96,6 +96,28 @@ def test_a_recording_that_cannot_be_decoded_is_refused_with_the_reason() -> None
             load(recording, max_s)
 
 
+def test_a_recording_of_the_longest_duration_may_be_padded_by_its_encoder() -> None:
+    assert len(load(recorded("m4a", 2.0), max_s=2.0)) <= 2 * LIMITS["sample_rate"]
+
+
+def test_no_other_decoder_than_those_of_recordings_sees_a_file() -> None:
+    """FFmpeg decodes some of each stream when it opens a file, also of a picture."""
+    pictures = io.BytesIO()
+    with av.open(pictures, "w", format="matroska") as file:
+        stream = file.add_stream("mjpeg", rate=1, options={"strict": "unofficial"})
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuvj420p"
+        for part in (av.VideoFrame(64, 64, "yuvj420p"), None):
+            file.mux(stream.encode(part))
+    program = "import av; av.logging.set_level(av.logging.VERBOSE); from s1_mini.voices.conversion_child import main"
+    command = [sys.executable, "-c", f"{program}; main()", "matroska", "60", "48000"]
+
+    process = subprocess.run(command, input=pictures.getvalue(), capture_output=True, check=False)
+
+    assert process.stderr.decode().splitlines()[-1] == "it has no audio"
+    assert "Codec (mjpeg) not on whitelist" in process.stderr.decode()
+
+
 def test_damaged_files_are_read_or_refused_and_never_raise_another_error() -> None:
     random = np.random.default_rng(1)
     for suffix in FORMATS:

@@ -23,6 +23,7 @@ from s1_mini.remote.channel import BUFFER_BYTES, Channel, enlarge_pipe
 
 logger = logging.getLogger(__name__)
 
+MAX_LINE_BYTES = 2**16  # of a line of the log, which may be of an untrusted file's decoder; longer ones are split
 LAST_LINES = 20  # lines of the log that are kept for the message about the end of a process
 EXIT_S = 10.0  # time for a process to exit after its input has ended; then it is killed
 UNSEEN_S = 5.0  # without a check for so long, this process was suspended, and the silence of the other means nothing
@@ -197,7 +198,7 @@ class Child:
         log = (process.stderr if self.talks else process.stdout) if self.logs else None
         if log is not None:
             with log:
-                for line in log:
+                for line in iter(lambda: log.readline(MAX_LINE_BYTES), b""):
                     self.lines.append(line.decode(errors="replace").rstrip())
                     try:
                         self.on_line(self.lines[-1])

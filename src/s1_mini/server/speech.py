@@ -74,6 +74,10 @@ class Times:
     marks: list[SpokenMark] = field(default_factory=list)
     audio_s: float = 0.0
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the words and the marks."""
+        return {name: [asdict(each) for each in getattr(self, name)] for name in ("words", "marks")}
+
 
 @dataclass(frozen=True)
 class AudioResponse:
@@ -392,7 +396,7 @@ async def to_json(speech: AudioResponse, request: SpeechRequest) -> bytes:
             "audio_seconds": speech.audio_seconds,
             "finish_reason": speech.finish_reason,
             **({"spoken_text": speech.spoken_text} if request.return_spoken_text else {}),
-            **(asdict(times) if request.speech.word_times else {}),
+            **(times.as_json() if request.speech.word_times else {}),
             **({"warning": speech.warning} if speech.warning else {}),
         }
         return json.dumps(answer).encode()
@@ -422,7 +426,7 @@ def json_lines(speech: AudioResponse, request: SpeechRequest) -> AsyncIterator[b
         nonlocal head
         if not (piece or times.words or times.marks):
             return b""
-        content = {"audio": base64.b64encode(piece).decode()} | asdict(times) | head
+        content = {"audio": base64.b64encode(piece).decode()} | times.as_json() | head
         head = {}
         return json.dumps(content).encode() + b"\n"
 
