@@ -23,6 +23,7 @@ from container_room import running
 from door_room import Door
 from own_folder import path_with
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.server import tracing
 from s1_mini.server.settings import ServerSettings
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -95,10 +96,11 @@ def compose() -> dict[str, Any]:
     return document
 
 
-def test_the_compose_file_names_settings_of_the_server() -> None:
-    names = [name.lower() for name in compose()["services"]["s1-mini"]["environment"]]
+def test_the_compose_file_names_settings_of_the_server_and_the_collector_of_traces() -> None:
+    variables = compose()["services"]["s1-mini"]["environment"]
+    names = [name.lower() for name in variables if name not in tracing.ENDPOINTS]
 
-    assert names
+    assert len(names) == len(variables) - 1
     for name in names:
         prefix, fields = "s1_mini_", EngineConfig.model_fields
         if name.startswith("s1_mini_server_"):
