@@ -168,7 +168,7 @@ def test_a_decoder_only_codec_has_half_the_weights_and_no_encoder(tiny: Path) ->
     "sizes",
     [
         *({"q_dim": 64}, {"decoder_rates": [8, 8, 4, 4]}, {"n_codebooks": 0}, {"encoder_rates": "fast"}),
-        *({"post_n_head": 3}, {"post_n_head": 2, "post_n_local_heads": 4}, {"post_n_layer": 0}),
+        *({"q_n_head": 5}, {"post_n_head": 2, "post_n_local_heads": 4}, {"post_n_layer": 0}),
     ],
 )
 def test_an_invalid_codec_config_is_refused(sizes: dict[str, object]) -> None:

@@ -56,7 +56,7 @@ class DacConfig:
     q_dim: int = _size(1024)
     q_inter: int = _size(3072)
     q_window: int = _size(128)
-    # Sizes of the post module, if they differ from the pre module's, which are above.
+    # Sizes of the post module, if they differ from the pre module's, which are above; heads have the same size in both.
     post_n_layer: int | None = _size(None, most=MAX_LAYERS)
     post_n_head: int | None = _size(None)
     post_n_local_heads: int | None = _size(None)
@@ -100,7 +100,7 @@ class DacConfig:
         from s1_mini.layers.transformer import BlockConfig
 
         heads, kv_heads = self._heads[prefix]
-        return BlockConfig(self.q_dim, heads, kv_heads, self.q_dim // heads, inner, NORM_EPS, layer_scale=True)
+        return BlockConfig(self.q_dim, heads, kv_heads, self.q_dim // self.q_n_head, inner, NORM_EPS, layer_scale=True)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> DacConfig:
@@ -114,10 +114,10 @@ class DacConfig:
 
     def _check(self) -> None:
         for name, (heads, kv_heads) in self._heads.items():
-            if self.q_dim % heads or heads % kv_heads:
+            if self.q_dim % self.q_n_head or heads % kv_heads:
                 raise CheckpointMismatchError(
-                    f"codec_config.json: q_dim={self.q_dim} must be a multiple of {name}_n_head={heads}, and "
-                    f"{name}_n_head a multiple of {name}_n_local_heads={kv_heads}"
+                    f"codec_config.json: q_dim={self.q_dim} must be a multiple of q_n_head={self.q_n_head}, and "
+                    f"{name}_n_head={heads} a multiple of {name}_n_local_heads={kv_heads}"
                 )
         if math.prod(self.decoder_rates) * math.prod(self.downsample_factor) != self.samples_per_frame:
             raise CheckpointMismatchError(

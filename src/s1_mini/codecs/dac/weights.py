@@ -16,7 +16,7 @@ from s1_mini.weights.files import read_tensors
 from s1_mini.weights.fit import check_fit, fit, skeleton, strip_prefix
 from s1_mini.weights.weight_norm import fold_weight_norm
 
-_BUFFERS = (".freqs_cis", ".causal_mask")  # computed instead of loaded; the masks of S1-mini alone take 302 MB
+_BUFFERS = ("freqs_cis", "causal_mask")  # computed instead of loaded; the masks of S1-mini alone take 302 MB
 _ENCODING = ("encoder.", "quantizer.pre_module.", "quantizer.downsample.")
 
 
