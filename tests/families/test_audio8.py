@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from s1_mini.codecs.dac.weights import open_dac
 from s1_mini.exceptions import CheckpointError, VoiceError
 from s1_mini.families.find import Checkpoint
 from s1_mini.families.s1.config import S1Config, codec_sizes, read_configs
-from s1_mini.families.s1.prompt import build_prompt
+from s1_mini.families.s1.prompt import SPEAKER, build_prompt
 from s1_mini.families.s1.random import RECIPES, published_codec
 from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.families.s1.weights import full_network
@@ -57,6 +58,25 @@ def test_the_engine_computes_what_the_original_computes() -> None:
     checks = invoke("verify", "--checkpoint", ASSETS, "--oracle", ASSETS / "oracle.pt")
 
     assert "all 84 checks passed" in checks
+
+
+def test_the_depth_input_is_only_normed_if_the_config_says_so(tmp_path: Path) -> None:
+    directory = changed(tmp_path / "c", "config.json", lambda values: values.update(norm_fastlayer_input=False))
+    case = torch.load(ASSETS / "oracle.pt")["noref/sampled"]
+    case = {name: case[name] for name in ("text", "prompt", "seq", "hidden")}
+    torch.save({"noref": case | {"fast_input": case["hidden"]}}, tmp_path / "oracle.pt")
+
+    assert "all 3 checks passed" in invoke("verify", "--checkpoint", directory, "--oracle", tmp_path / "oracle.pt")
+
+
+def test_absent_keys_have_the_values_of_the_original_whatever_the_others_are() -> None:
+    config = S1Config.from_json({"model_type": "arktts", "attention_o_bias": True, "attention_qk_norm": True})
+    published = S1Config.from_json(RECIPES["audio8-0.6b"].model)
+    post = DacConfig.from_json(codec_sizes({"model_type": "arktts", "codec_post_n_head": 24})).post_block()
+
+    assert replace(config, backbone=published.backbone) == published
+    assert (config.rope_base, config.depth.norm_eps, config.norm_fastlayer_input) == (1e6, 1e-6, True)
+    assert (post.num_heads, post.num_kv_heads, post.head_dim) == (24, 8, 64)
 
 
 def test_a_difference_from_the_original_is_found(tmp_path: Path) -> None:
@@ -99,6 +119,13 @@ def test_prompts_share_everything_before_the_text() -> None:
         build_prompt(TOKENIZER, CONFIG, "Text.", [voice, voice])
 
 
+@pytest.mark.parametrize("transcript", ["<|speaker:12|> Aah.", "<|speaker:\u0663|> Aah."])
+def test_a_transcript_keeps_its_speaker_tag(transcript: str) -> None:
+    voice = Voice({"codes": torch.zeros(10, 1, dtype=torch.int64)}, transcript)
+
+    assert SPEAKER not in TOKENIZER.decode(build_prompt(TOKENIZER, CONFIG, "Text.", [voice]).items[:, 0].tolist())
+
+
 def test_merges_may_be_strings_and_give_the_same_tokens(tmp_path: Path) -> None:
     def join(values: dict[str, Any]) -> None:
         values["model"]["merges"] = [" ".join(pair) for pair in values["model"]["merges"]]
@@ -121,6 +148,7 @@ def test_merges_may_be_strings_and_give_the_same_tokens(tmp_path: Path) -> None:
         (lambda values: values["model"].update(vocab=[]), "is not a byte-pair tokenizer"),
         (lambda values: values.pop("added_tokens"), "is not a byte-pair tokenizer"),
         (lambda values: values["model"]["vocab"].pop("A"), r"tokenizer\.json has no token for the byte 65"),
+        (lambda values: values["added_tokens"][2].update(rstrip=True), "added_tokens is not that of Qwen2"),
         (lambda values: values["added_tokens"].pop(-3), r"tokenizer\.json: .*without gaps"),
         (lambda values: values["added_tokens"].pop(2), r"eos_token_id=378 must be None, the id of <\|im_end\|>"),
         (lambda values: values["added_tokens"][2].update(id="7"), r"the id of <\|im_end\|> must be an integer"),
@@ -136,7 +164,10 @@ def test_a_tokenizer_of_another_form_is_refused(
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"slow_backbone": "falcon_h1"}, "slow_backbone='falcon_h1' must be arktts"),
+        ({"slow_backbone": "falcon_h1"}, "slow_backbone='falcon_h1' must be \"arktts\""),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings=False must be true"),
+        ({"scale_codebook_embeddings": True}, "scale_codebook_embeddings=True must be false"),
+        ({"codec_filename": "new.pth"}, "codec_filename='new.pth' must be \"codec.pth\""),
         ({"codec_sample_rate": 24_000}, "codec_sample_rate=24000 must be 44100, as in the codec"),
         ({"codec_frame_size": 1024}, "codec_frame_size=1024 must be 2048, as in the codec"),
         ({"codec_post_n_head": "8"}, "codec_post_n_head='8' must be a positive integer"),
@@ -153,7 +184,7 @@ def test_an_unsupported_config_is_refused_by_name(values: dict[str, Any], compla
 
 def test_sampling_defaults_are_the_checkpoints_and_without_its_file_the_published_ones(tmp_path: Path) -> None:
     directory = changed(
-        tmp_path / "c", "generation_config.json", lambda values: values.update(do_sample=False, top_k=9)
+        tmp_path / "c", "generation_config.json", lambda values: values.update(do_sample=False, top_k=9, top_p=None)
     )
     own = Checkpoint(directory).description.defaults
     (directory / "generation_config.json").unlink()
@@ -162,7 +193,7 @@ def test_sampling_defaults_are_the_checkpoints_and_without_its_file_the_publishe
     changed(tmp_path / "long", "config.json", lambda values: values.update(max_seq_len=2048))
 
     assert [Checkpoint(each).description.max_piece_bytes for each in (directory, tmp_path / "long")] == [128, 170]
-    assert (own.temperature, own.top_k) == (0.0, 9)
+    assert (own.temperature, own.top_k, own.top_p) == (0.0, 9, 0.9)
     assert (published.temperature, published.top_p, published.top_k) == (0.7, 0.9, 50)
     assert {own.repetition_penalty, published.repetition_penalty} == {1.0}
 

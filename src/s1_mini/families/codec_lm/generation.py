@@ -13,10 +13,11 @@ from s1_mini.weights.directory import read_json
 def read_generation(directory: Path, published: SamplingParams, *, prefix: str = "") -> SamplingParams:
     """Return the values of the keys that begin with `prefix`; absent keys, or an absent file, have `published` values.
 
-    If the file turns sampling off, the temperature is 0. Raises `CheckpointError`.
+    Null is as absent. If the file turns sampling off, the temperature is 0. Raises `CheckpointError`.
     """
     path = directory / "generation_config.json"
-    values = read_json(path) if path.exists() else {}
+    stored = read_json(path) if path.exists() else {}
+    values = {key: value for key, value in stored.items() if value is not None}
 
     def entry(key: str) -> tuple[str, Any]:
         return f"{path.name}: {prefix}{key}", values.get(prefix + key, getattr(published, key))

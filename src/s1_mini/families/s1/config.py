@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,6 +43,52 @@ MAX_RAS_WINDOW = 256  # frames
 AUDIO8_SAMPLING = SamplingParams(0.7, top_p=0.9, repetition_penalty=1.0, max_new_tokens=512, top_k=50)
 # Sizes of the published Audio8 codec that differ from S1's. Each key of config.json is one of these with `codec_`.
 AUDIO8_POST = {"post_n_layer": 8, "post_n_head": 16, "post_n_local_heads": 8, "post_intermediate_size": 1216}
+# `config.json` of Audio8-TTS-Preview-0.6b. As in the original, these are the defaults of every `arktts`.
+AUDIO8_MODEL = {
+    "model_type": "arktts",
+    "vocab_size": 155_776,
+    "dim": 896,
+    "n_layer": 24,
+    "n_head": 14,
+    "n_local_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 4864,
+    "n_fast_layer": 4,
+    "fast_dim": 896,
+    "fast_n_head": 14,
+    "fast_n_local_heads": 2,
+    "fast_head_dim": 64,
+    "fast_intermediate_size": 4864,
+    "attention_qkv_bias": True,
+    "attention_qk_norm": False,
+    "attention_o_bias": False,
+    "fast_attention_qkv_bias": False,
+    "fast_attention_qk_norm": False,
+    "fast_attention_o_bias": False,
+    "norm_fastlayer_input": True,
+    "codebook_size": 4096,
+    "num_codebooks": 10,
+    "rope_base": 1_000_000,
+    "norm_eps": 1e-6,
+    "max_seq_len": 2048,
+    "tie_word_embeddings": True,
+    "eos_token_id": 151_645,
+    "semantic_begin_id": 151_678,
+    "semantic_end_id": 155_773,
+    "ras_window_size": 10,
+    "ras_temperature": 1.0,
+    "ras_top_p": 0.9,
+    "codec_sample_rate": 44_100,
+    "codec_frame_size": 2048,
+    **{f"codec_{name}": size for name, size in AUDIO8_POST.items()},
+}
+# Keys for which the original has no other value, or ignores it, or for which this engine has no other.
+_FIXED = {
+    "slow_backbone": "arktts",
+    "tie_word_embeddings": True,
+    "scale_codebook_embeddings": False,
+    "codec_filename": "codec.pth",
+}
 
 
 class Dialect(NamedTuple):
@@ -101,6 +148,7 @@ class S1Config:
 
         Raises `CheckpointMismatchError` for a missing or invalid value.
         """
+        values = completed(values)
         dialect = read_dialect(values)
         backbone, sizes = _block(values, "", None), read_fields(cls, values)
         return cls(
@@ -155,31 +203,37 @@ def _block(values: Mapping[str, Any], prefix: str, like: BlockConfig | None) -> 
 
 
 def _read_ras(values: Mapping[str, Any]) -> Ras:
-    """Read the keys `ras_*`; absent keys have the published values."""
-
-    def entry(key: str, published: float) -> tuple[str, Any]:
-        value = values.get(key)
-        return f"config.json: {key}", published if value is None else value
-
+    window, temperature, top_p = (f"ras_{name}" for name in ("window_size", "temperature", "top_p"))
+    share = (lambda value: 0 < value <= 1), "a number above 0 and up to 1"
     return Ras(
-        window=read_size(*entry("ras_window_size", 10), MAX_RAS_WINDOW),
-        temperature=read_number(*entry("ras_temperature", 1.0), *POSITIVE),
-        top_p=read_number(*entry("ras_top_p", 0.9), lambda value: 0 < value <= 1, "a number above 0 and up to 1"),
+        read_size(f"config.json: {window}", values[window], MAX_RAS_WINDOW),
+        read_number(f"config.json: {temperature}", values[temperature], *POSITIVE),
+        read_number(f"config.json: {top_p}", values[top_p], *share),
     )
 
 
 def read_dialect(values: Mapping[str, Any]) -> Dialect:
-    """Return the dialect of a `config.json`. Raises `CheckpointMismatchError` for an unsupported backbone."""
-    if values.get("model_type") != "arktts":
-        return S1
-    if (backbone := values.get("slow_backbone")) not in (None, "arktts"):
-        raise invalid("config.json: slow_backbone", backbone, "arktts, the only supported backbone")
-    return AUDIO8
+    """Return the dialect of a `config.json`."""
+    return AUDIO8 if values.get("model_type") == "arktts" else S1
+
+
+def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a `config.json` in which absent keys of Audio8 have the published values.
+
+    Raises `CheckpointMismatchError` for a value that this engine does not support.
+    """
+    if not read_dialect(values).chat:
+        return values
+    stated = {key: value for key, value in values.items() if value is not None}
+    for key, value in _FIXED.items():
+        if stated.get(key, value) != value:
+            raise invalid(f"config.json: {key}", stated[key], f"{json.dumps(value)}, the only supported value")
+    return AUDIO8_MODEL | stated
 
 
 def read_configs(directory: Path) -> tuple[S1Config, DacConfig]:
     """Read the configs of model and codec, but no weights. Raises `CheckpointError`."""
-    values = read_json(directory / "config.json")
+    values = completed(read_json(directory / "config.json"))
     return S1Config.from_json(values), _read_codec(directory, values)
 
 
@@ -198,15 +252,12 @@ def codec_sizes(values: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of the codec that a `config.json` has: those of Audio8's post module."""
     if not read_dialect(values).chat:
         return {}
-    stated = {name: values.get(f"codec_{name}") for name in AUDIO8_POST}
-    return {
-        name: read_size(f"config.json: codec_{name}", AUDIO8_POST[name] if value is None else value)
-        for name, value in stated.items()
-    }
+    stated = completed(values)
+    return {name: read_size(f"config.json: codec_{name}", stated[f"codec_{name}"]) for name in AUDIO8_POST}
 
 
 def describe(directory: Path) -> Description:
-    config = read_json(directory / "config.json")
+    config = completed(read_json(directory / "config.json"))
     codec, has_head = _read_codec(directory, config), config.get("alignment") is not None
     voice = VoiceFormat(
         tensors={"codes": TensorFormat((codec.num_codebooks, None), is_integer=True)},
@@ -220,7 +271,7 @@ def describe(directory: Path) -> Description:
         return Description(codec.sample_rate, voice, word_times=has_head)
     defaults = read_generation(directory, AUDIO8_SAMPLING)
     # As in `costs.py`, a byte of text takes up to three frames, and a position of its own.
-    longest = min(read_size("config.json: max_seq_len", config.get("max_seq_len")) // 4, defaults.max_new_tokens // 3)
+    longest = min(read_size("config.json: max_seq_len", config["max_seq_len"]) // 4, defaults.max_new_tokens // 3)
     return Description(
         codec.sample_rate,
         voice,

@@ -13,9 +13,9 @@ from s1_mini.codecs.causal.costs import LIVE_TENSORS
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import ENCODE_BLOCK, Dac
 from s1_mini.families.codec_lm.costs import RANDOM_BYTES, measure
-from s1_mini.families.s1.config import S1Config, codec_sizes, read_configs
+from s1_mini.families.s1.config import AUDIO8_MODEL, S1Config, codec_sizes, read_configs
 from s1_mini.families.s1.network import S1Network
-from s1_mini.families.s1.random import AUDIO8_MODEL, FULL_MODEL
+from s1_mini.families.s1.random import FULL_MODEL
 from s1_mini.weights.fit import count, skeleton
 
 

@@ -24,7 +24,7 @@ from s1_mini.families.s1.tokenizer import S1Tokenizer
 from s1_mini.types import Voice
 
 SPEAKER = "<|speaker:0|>"
-_TAG = re.compile(r"<\|speaker:[0-9]+\|>")
+_TAG = re.compile(r"<\|speaker:\d+\|>")  # any digits of Unicode, as in the original
 _TASK = "convert the provided text to speech"
 
 

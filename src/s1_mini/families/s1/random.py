@@ -22,7 +22,7 @@ from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.families.base import Form
 from s1_mini.families.codec_lm.vocabulary import byte_letters
-from s1_mini.families.s1.config import AUDIO8_POST, AUDIO8_SAMPLING, S1Config, codec_sizes, read_dialect
+from s1_mini.families.s1.config import AUDIO8_MODEL, AUDIO8_SAMPLING, S1Config, codec_sizes, read_dialect
 from s1_mini.families.s1.settings import AUDIO8_OPTIONAL
 from s1_mini.families.s1.tokenizer import QWEN2_STEPS
 from s1_mini.families.s1.weights import full_network
@@ -92,41 +92,6 @@ TINY_MODEL = FULL_MODEL | {
     "fast_intermediate_size": 64,
     "codebook_size": 64,
     "max_seq_len": 2560,
-}
-# Audio8-TTS-Preview-0.6b. The ids after the text tokens are those of `AUDIO8_TOKENS`.
-AUDIO8_MODEL = {
-    "model_type": "arktts",
-    "vocab_size": 155_776,
-    "dim": 896,
-    "n_layer": 24,
-    "n_head": 14,
-    "n_local_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 4864,
-    "n_fast_layer": 4,
-    "fast_dim": 896,
-    "fast_n_head": 14,
-    "fast_n_local_heads": 2,
-    "fast_head_dim": 64,
-    "fast_intermediate_size": 4864,
-    "attention_qkv_bias": True,
-    "fast_attention_qkv_bias": False,
-    "norm_fastlayer_input": True,
-    "codebook_size": 4096,
-    "num_codebooks": 10,
-    "rope_base": 1_000_000,
-    "norm_eps": 1e-6,
-    "max_seq_len": 2048,
-    "tie_word_embeddings": True,
-    "eos_token_id": 151_645,
-    "semantic_begin_id": 151_678,
-    "semantic_end_id": 155_773,
-    "ras_window_size": 10,
-    "ras_temperature": 1.0,
-    "ras_top_p": 0.9,
-    "codec_sample_rate": 44_100,
-    "codec_frame_size": 2048,
-    **{f"codec_{name}": size for name, size in AUDIO8_POST.items()},
 }
 AUDIO8_TINY = AUDIO8_MODEL | {
     "vocab_size": 260 + 35 + 64 + 2,

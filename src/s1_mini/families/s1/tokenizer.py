@@ -47,6 +47,7 @@ QWEN2_STEPS = [
     {"type": "Split", "pattern": {"Regex": QWEN2_PATTERN}, "behavior": "Isolated", "invert": False},
     {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
 ]
+_SPACE_OPTIONS = ("lstrip", "rstrip", "single_word")  # of added tokens; with them, the text around a token matters
 _QWEN2_UNUSED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")  # options of its model
 
 
@@ -128,6 +129,7 @@ def _read_qwen2(path: Path) -> tuple[dict[bytes, int], dict[str, Any]]:
         steps = [dict(step) for step in content["pre_tokenizer"]["pretokenizers"]]
         merges = ["".join(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
         special = {str(each["content"]): each["id"] for each in content["added_tokens"]}
+        takes_more = any(each.get(option) for each in content["added_tokens"] for option in _SPACE_OPTIONS)
         ranks = ranks_of(ids, str(path))
         merged = [ids[each] for each in merges]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -135,6 +137,7 @@ def _read_qwen2(path: Path) -> tuple[dict[bytes, int], dict[str, Any]]:
     for step in steps:
         step.pop("trim_offsets", None)  # has no effect on ids
     fits = {
+        "added_tokens": not takes_more,
         "normalizer": content.get("normalizer") == {"type": "NFC"},
         "pre_tokenizer": steps == QWEN2_STEPS,
         "model": model.get("type") == "BPE" and not any(model.get(key) for key in _QWEN2_UNUSED),

@@ -167,7 +167,9 @@ def _run_forced(model: S1Model, prompt: Tensor, sequence: Tensor) -> dict[str, T
         oldest = max(0, index - 1) % state.window.history.shape[1]  # the first frame is not recorded
         windows.append(state.window.history[0, :, 0].roll(-oldest))
         model.advance(state, frame.unsqueeze(0))
-    return computed | {"fast_input": model.network.norm(computed["hidden"]), "ras_windows": torch.stack(windows)}
+    norms = model.network.config.norm_fastlayer_input
+    depth_input = model.network.norm(computed["hidden"]) if norms else computed["hidden"]
+    return computed | {"fast_input": depth_input, "ras_windows": torch.stack(windows)}
 
 
 def _run_greedy(model: S1Model, prompt: Tensor, num_frames: int) -> Tensor:
