@@ -1,8 +1,8 @@
 """Convert recordings of phones and browsers to wav with FFmpeg's libraries (extra `av`), in a process for each file.
 
 FFmpeg is large, and its input comes from clients. The process gets the file over a pipe and has no secrets in its
-environment. Except on Windows, its processor time is limited, and it cannot open files or connections; on Linux, its
-memory is limited, too.
+environment. Except on Windows, its processor time is limited, and it cannot open files or connections. On Linux, its
+memory is also limited.
 """
 
 from __future__ import annotations
