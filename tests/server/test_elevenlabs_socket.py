@@ -13,6 +13,7 @@ from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
 from s1_mini import ProductionTTSEngine
+from s1_mini.server import speech_queue
 from s1_mini.server.protocols import elevenlabs
 from s1_mini.server.speech import Times
 from s1_mini.text.tidy import is_speakable
@@ -221,7 +222,7 @@ def test_contexts_have_a_limit(door: Door) -> None:
         messages, _, code = hear(socket)
 
     assert messages[-1]["error"] == "request_invalid"
-    assert f"the limit of {elevenlabs.MAX_CONTEXTS} open contexts" in messages[-1]["message"]
+    assert f"the limit of {elevenlabs.MAX_CONTEXTS} contexts that are open" in messages[-1]["message"]
     assert (messages[-1]["code"], code) == (1008, 1008)
 
 
@@ -361,3 +362,104 @@ def test_contexts_wait_for_each_other_if_the_client_may_have_one_text_in_progres
     assert sorted(message["contextId"] for message in messages if message.get("isFinal")) == names
     assert list(dict.fromkeys(audio)) == names  # each has its first sentence before the second one of another
     assert audio.index("5") < len(audio) - 1 - audio[::-1].index("0")
+
+
+@pytest.mark.parametrize("named", [{}, {"context_id": "a"}], ids=str)
+def test_text_for_a_context_that_is_still_spoken_is_a_new_context_spoken_after_it(
+    door: Door, named: dict[str, str]
+) -> None:
+    def turn(socket: ClientConnection, text: str) -> None:
+        say(socket, text=text, **named)
+        say(socket, text="", flush=True, **named)
+        say(socket, close_context=True, **named)
+
+    texts = ["Good morning. How are you? ", "Goodbye. "]
+    with session(door, MULTI) as socket:
+        expected = []
+        for text in texts:
+            turn(socket, text)
+            expected.append(until_final(socket))
+    with session(door, MULTI) as socket, held_generation(SOUNDS) as held:
+        for text in texts:
+            turn(socket, text)
+        first = receive(socket)
+        assert door.engine.health_check()["requests"] == 1
+        held.release()
+        heard = [[first, *until_final(socket)], until_final(socket)]
+
+    sounds = [[base64.b64decode(each.get("audio") or "") for each in messages] for messages in (*heard, *expected)]
+    assert [b"".join(sound) for sound in sounds[:2]] == [b"".join(sound) for sound in sounds[2:]]
+    assert heard[0][-1] == heard[1][-1] == expected[0][-1]
+
+
+def test_an_interruption_stops_all_contexts_with_its_id(door: Door) -> None:
+    with session(door, MULTI) as socket, held_generation(SOUNDS):
+        say(socket, text=LONG, context_id="a")
+        say(socket, text="", context_id="a", flush=True)
+        say(socket, context_id="a", close_context=True)
+        assert receive(socket)["audio"]
+        say(socket, text=LONG, context_id="a")
+        say(socket, context_id="a", close_context=True)
+        finals = [until_final(socket)[-1] for _ in range(2)]
+        wait_until(lambda: door.engine.health_check()["requests"] == 0)
+
+    assert [final["contextId"] for final in finals] == ["a", "a"]
+    assert finals[0]["seconds"] > finals[1]["seconds"] == 0
+
+
+def test_contexts_that_are_closed_and_still_spoken_count_towards_the_limit(door: Door) -> None:
+    with session(door, MULTI) as socket, held_generation(SOUNDS):
+        for _ in range(elevenlabs.MAX_CONTEXTS + 1):
+            say(socket, text="Good morning. ")
+            say(socket, text="", flush=True)
+            say(socket, close_context=True)
+        messages, _, code = hear(socket)
+
+    assert messages[-1]["message"].endswith("wait until one of them has ended")
+    assert code == 1008
+
+
+def test_a_session_speaks_a_limited_number_of_contexts_at_the_same_time(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speech_queue, "MAX_AT_ONCE", 2)
+    names = ["a", "b", "c", "d"]
+    with session(door, MULTI) as socket:
+        with held_generation(SOUNDS) as held:
+            for name in names:
+                say(socket, text="Good morning. ", context_id=name, flush=True)
+            seen: set[str] = set()
+            while not {"a", "b"} <= seen:
+                seen.add(receive(socket)["contextId"])
+            say(socket, context_id="a", close_context=True)
+            say(socket, context_id="a", close_context=True)
+            assert until_final(socket)[-1]["contextId"] == "a"
+            while "c" not in seen:
+                seen.add(receive(socket)["contextId"])
+            assert door.engine.health_check()["requests"] == 2
+            held.release()
+        say(socket, close_socket=True)
+        messages = hear(socket)[0]
+
+    assert seen == {"a", "b", "c"}
+    assert sorted(each["contextId"] for each in messages if each.get("isFinal")) == ["b", "c", "d"]
+
+
+def test_a_context_without_room_is_spoken_once_another_connection_leaves_it(small_engine: ProductionTTSEngine) -> None:
+    with (
+        serving(small_engine, max_requests_per_client=2) as door,
+        session(door, MULTI) as socket,
+        held_generation(SOUNDS),
+    ):
+        with session(door, MULTI) as other:
+            for each in (other, socket):
+                say(each, text=LONG, context_id="a", flush=True)
+                assert receive(each)["audio"]
+            for name in ("b", "c"):
+                say(socket, text=LONG, context_id=name, flush=True)
+            wait_until(lambda: any(each.queue._is_full for each in door.app.state.websockets.busy))
+        heard = receive(socket)
+        while heard["contextId"] == "a":
+            heard = receive(socket)
+
+    assert heard["contextId"] == "b"

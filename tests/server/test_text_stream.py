@@ -172,6 +172,24 @@ def test_a_session_whose_text_does_not_go_on_is_idle(engine: ProductionTTSEngine
     wait_until(lambda: slots.num_free == slots.count)
 
 
+def test_a_context_that_waits_for_a_text_that_does_not_go_on_keeps_no_session_open(
+    engine: ProductionTTSEngine, clock: Clock
+) -> None:
+    path = "/v1/text-to-speech/ryan/multi-stream-input?start_at=word&output_format=pcm_24000"
+    limits = {"websocket_idle_s": 600, "max_websocket_s": 86_000, "max_requests_per_client": 1}
+    with serving(engine, **limits) as door, session(door, path) as socket:
+        for name in ("a", "b"):
+            say(socket, text="Good morning to", context_id=name)
+            waiting_row(engine)
+        message: dict[str, Any] = {}
+        while "error" not in message:
+            clock.advance(door, 601)
+            with suppress(TimeoutError):
+                message = json.loads(socket.recv(timeout=0.05))
+
+    assert message["message"] == "no message arrived for 600 s"
+
+
 def test_sessions_that_wait_for_text_make_room_for_a_request_that_waits_for_a_slot(
     qwen: Door, engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """The queue of a session: stretches of text, which are spoken, and messages to be sent between them.
 
-All tracks are spoken at the same time; the entries of one track are handled in order.
+Up to `MAX_AT_ONCE` tracks are spoken at the same time; the entries of one track are handled in order. A text that finds
+no room in the engine or in the client's account waits, as long as another text of the session is spoken.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, cast
 
 from s1_mini.exceptions import MarkupError, NothingToSpeakError, QueueFullError, RequestError, TextError
@@ -27,6 +27,8 @@ from s1_mini.text_stream import TextStream
 from s1_mini.types import Joined
 
 MAX_ITEMS = 4096  # texts and messages in a queue; a text of 20,000 characters has about 300 sentences
+MAX_AT_ONCE = 32  # tracks of a queue that are spoken at the same time
+RETRY_S = 0.5  # seconds until there may be room, unless a text of the same queue ends before
 
 
 def _text_of(request: SpeechRequest) -> str:
@@ -48,6 +50,7 @@ class Track:
     sent_s: float = 0.0  # seconds of audio that were sent
     runs_dry: float = 0.0  # when a client that plays the audio as it arrives has played all of it
     stream: TextStream | None = None  # the text that is being spoken while it arrives
+    after: Track | None = None  # a track of the same queue that is spoken completely before this one
 
     def end_stream(self) -> None:
         """End the utterance that continues while text arrives, if there is one."""
@@ -61,8 +64,9 @@ class _Item:
     """An entry of the queue: a stretch of text to be spoken, or a message to be sent."""
 
     track: Track
-    work: Callable[[], Coroutine[Any, Any, None]]
     request: SpeechRequest | None = None  # None for a message
+    work: Callable[[], Coroutine[Any, Any, None]] | None = None  # sends a message
+    is_dropped: bool = False  # by `clear`, while it was handled
 
     @property
     def num_characters(self) -> int:
@@ -91,7 +95,7 @@ class Listener(ABC):
 
 
 class SpeechQueue:
-    """Speaks stretches of text: all tracks at once, and those of one track in order.
+    """Speaks stretches of text: several tracks at once, and those of one track in order.
 
     `state` is the application's; `on_change` is called with whether anything is in the queue, whenever it has changed.
     """
@@ -107,13 +111,14 @@ class SpeechQueue:
         assert record.holding is not None
         self._holding = record.holding  # charged for the recordings of waiting stretches, each recording once
         self.recording: bytes | None = None  # to clone
-        self._items: dict[Track, deque[_Item]] = {}  # of each track with any, including those that are being handled
-        self._has_changed = asyncio.Event()  # an item was added, or the queue was closed
-        self._num_speaking = 0  # texts that hold a place in the engine, or ask for one
-        self._has_room = asyncio.Event()  # one of them has ended
+        # of each track with any, including those that are being handled; the track that has waited longest is first
+        self._items: dict[Track, deque[_Item]] = {}
+        self._has_changed = asyncio.Event()  # an item was added or dropped, there may be room, or the queue was closed
+        self._is_full = False  # a text was refused for lack of room, so texts are tried one at a time
+        self._retry_at = 0.0  # when the next one is tried
         self.is_closed = False  # nothing more is added
         self.is_finished = asyncio.Event()  # everything was spoken
-        self._working: dict[Track, asyncio.Future[None]] = {}  # the work of the first item of a track
+        self._working: dict[Track, asyncio.Future[bool]] = {}  # the work of the first item of a track
         self.failed: Track | None = None  # the track whose error has ended `run`
         self.num_waiting = 0  # characters in `_items`
         self.num_spoken = 0  # stretches of text
@@ -128,7 +133,7 @@ class SpeechQueue:
     @property
     def waits_for_text(self) -> bool:
         """Whether no text that is being spoken is complete."""
-        requests = [items[0].request for items in self._items.values()]
+        requests = [self._items[track][0].request for track in self._working]
         streams = [None if request is None else request.speech.stream for request in requests]
         return bool(streams) and all(stream is not None and not stream.is_closed for stream in streams)
 
@@ -169,7 +174,7 @@ class SpeechQueue:
         config = track.config
         request = config.build(text, config.response_format, streams=True, reference_audio=self.recording, **options)
         request = replace(request, speech=replace(request.speech, joined=joined, stream=stream))
-        self._append(_Item(track, partial(self._say, track, request), request))
+        self._append(_Item(track, request))
         self.num_waiting += len(_text_of(request))
 
     def write(self, stream: TextStream, text: str) -> None:
@@ -182,7 +187,7 @@ class SpeechQueue:
 
         Raises `TextError` at the limit of `MAX_ITEMS`.
         """
-        self._append(_Item(track, work))
+        self._append(_Item(track, work=work))
 
     def _append(self, item: _Item) -> None:
         if sum(map(len, self._items.values())) >= MAX_ITEMS:
@@ -203,22 +208,26 @@ class SpeechQueue:
         while len(items) > (working is not None):
             self.num_waiting -= items.pop().num_characters
         if working is not None:
+            items[0].is_dropped = True
             working.cancel()
             track.runs_dry = 0.0
             await asyncio.wait({working})
-        else:
-            self._items.pop(track, None)
+        elif self._items.pop(track, None):
+            self._has_changed.set()
+            self._on_change(bool(self._items))
 
     async def run(self) -> None:
         """Speak until the queue is closed and empty. Raises the errors of `speak` and of the listener."""
         changing: asyncio.Future[Any] | None = None
         try:
             while self._items or not self.is_closed:
-                for track, items in self._items.items():
-                    if track not in self._working:
-                        self._working[track] = asyncio.ensure_future(self._work(items[0]))
+                self._begin()
                 changing = changing or asyncio.ensure_future(self._has_changed.wait())
-                await asyncio.wait({changing, *self._working.values()}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {changing, *self._working.values()},
+                    timeout=max(0.0, self._retry_at - time.monotonic()) if self._is_full else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
                 if changing.done():
                     changing = None
                     self._has_changed.clear()
@@ -233,26 +242,62 @@ class SpeechQueue:
                 await asyncio.wait(rest)
         self.is_finished.set()
 
-    async def _work(self, item: _Item) -> None:
+    def _begin(self) -> None:
+        """Begin the work on the first item of each track, unless it waits for room or for another track."""
+        now, waits = time.monotonic(), False
+        for track, items in self._items.items():
+            if track in self._working or track.after in self._items:
+                continue
+            if items[0].request is not None:
+                if len(self._working) >= MAX_AT_ONCE or (self._is_full and now < self._retry_at):
+                    waits = True
+                    continue
+                self._retry_at = now + RETRY_S
+            track.after = None
+            self._working[track] = asyncio.ensure_future(self._work(items[0]))
+        self._is_full = self._is_full and waits
+
+    async def _work(self, item: _Item) -> bool:
+        """Handle an item. Return False if its text was refused for lack of room, and has to wait for other tracks."""
+        request = item.request
         try:
-            await item.work()
+            if request is None:
+                assert item.work is not None
+                await item.work()
+                return True
+            try:
+                speech = await speak(
+                    self._state.engine, request, settings=self._state.settings, record=self._record, is_part=True
+                )
+            except (BusyError, QueueFullError, TooManyRequestsError):
+                if len(self._working) == 1:
+                    raise
+                return False
+            self._retry_at = 0.0
+            self._has_changed.set()
+            await self._say(item.track, request, speech)
         except NothingToSpeakError as error:
             await self._listener().skip(error)
         except RequestError as error:
-            request = item.request
             if request is None or (request.speech.text_type == "text" and not isinstance(error, MarkupError)):
                 raise
             await self._listener().reject(item.track, request.speech.text, error)
+        return True
 
-    def _end(self, track: Track, working: asyncio.Future[None]) -> None:
-        """Remove the first item of a track, which is done or was cancelled by `clear`. Raises its error."""
+    def _end(self, track: Track, working: asyncio.Future[bool]) -> None:
+        """Remove the first item of a track, unless it was refused. Raises the error of its work."""
         del self._working[track]
         if not working.cancelled() and working.exception() is not None:
             self.failed = track
-            working.result()
-        item = self._items[track].popleft()
-        if not self._items[track]:
-            del self._items[track]
+        is_done = working.cancelled() or working.result()
+        if not is_done and not self._items[track][0].is_dropped:
+            self._is_full = True
+            return
+        self._retry_at = 0.0
+        items = self._items.pop(track)
+        item = items.popleft()
+        if items:
+            self._items[track] = items
         self.num_waiting -= item.num_characters
         if item.request is not None and track.stream is item.request.speech.stream:
             track.stream = None
@@ -260,31 +305,8 @@ class SpeechQueue:
         self.last_moved = time.monotonic()
         self._on_change(bool(self._items))
 
-    async def _place(self, request: SpeechRequest) -> AudioResponse:
-        """Begin to speak. While other tracks speak, wait for one of them instead of failing without room."""
-        while True:
-            self._num_speaking += 1
-            try:
-                return await speak(
-                    self._state.engine, request, settings=self._state.settings, record=self._record, is_part=True
-                )
-            except (BusyError, QueueFullError, TooManyRequestsError):
-                self._num_speaking -= 1
-                if not self._num_speaking:
-                    raise
-            except BaseException:
-                self._leave()
-                raise
-            self._has_room.clear()
-            await self._has_room.wait()
-
-    def _leave(self) -> None:
-        self._num_speaking -= 1
-        self._has_room.set()
-
-    async def _say(self, track: Track, request: SpeechRequest) -> None:
+    async def _say(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:
         listener, said_s = self._listener(), 0.0
-        speech = await self._place(request)
         try:
             async with aclosing(cast("Any", speech.body)) as body:
                 said = replace(request.speech, text=_text_of(request))
@@ -303,6 +325,5 @@ class SpeechQueue:
             if (stream := request.speech.stream) is not None:
                 self._record.characters += len(stream.text)
             speech.release()  # needed because closing a body that has not begun releases nothing
-            self._leave()
         self.num_spoken += 1
         await listener.finish(track, round(said_s, 3))

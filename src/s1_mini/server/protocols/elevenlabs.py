@@ -281,7 +281,7 @@ class Alignment:
         ]
 
 
-MAX_CONTEXTS = 32  # open at once
+MAX_CONTEXTS = 32  # open or still spoken
 
 
 class SocketOptions(StartOptions):
@@ -341,6 +341,11 @@ class Context(Track):
     is_flushed: bool = False  # flushed, and no text received since
     is_sentence: bool = False  # the message with the last flush had text
     is_closing: bool = False
+
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether another `close_context` stops the audio."""
+        return self.is_closing or not self.is_flushed
 
 
 class _ElevenLabs(Protocol):
@@ -448,7 +453,7 @@ class SeveralTexts(_ElevenLabs):
 
     def __init__(self, session: Session, options: SocketOptions, config: SessionConfig) -> None:
         super().__init__(session, options, config)
-        self._contexts: dict[str | None, Context] = {}
+        self._contexts: list[Context] = []  # whose `isFinal` was not sent; several with the same id follow one another
 
     async def act(self, message: Message) -> None:
         self._acting = message.context_id
@@ -456,51 +461,53 @@ class SeveralTexts(_ElevenLabs):
         self._acting = None
 
     async def _act(self, message: Message) -> None:
-        context = self._contexts.get(message.context_id)
         if self.session.queue.is_closed:
             return
+        same = [each for each in self._contexts if each.id == message.context_id]
+        context = same[-1] if same else None
         if message.close_socket:
-            for each in list(self._contexts.values()):
+            for each in self._contexts.copy():
                 if not each.is_closing:
                     await self._close(each)
             self.session.text.close()
         elif message.close_context:
-            if context is not None:
-                await self._close(context)
+            for each in same if context is not None and context.ends_at_once else same[-1:]:
+                await self._close(each)
         elif not message.text:  # a flush, or a message that keeps the connection open
             if context is not None and message.flush:
                 await self._add(context, message)
         else:
             if context is None or context.is_closing:
-                context = await self._begin(message.context_id)
+                context = await self._begin(message.context_id, context)
             await self._add(context, message)
 
-    async def _begin(self, name: str | None) -> Context:
-        for other in list(self._contexts.values()):
+    async def _begin(self, name: str | None, before: Context | None) -> Context:
+        """Open a context; it is spoken after `before`, which has the same id."""
+        for other in self._contexts.copy():
             if other.is_closing and other.is_sentence:
                 await self._stop(other)
         if len(self._contexts) >= MAX_CONTEXTS:
-            raise InvalidError(
-                "context_id",
-                f"{name!r} cannot be opened: the limit of {MAX_CONTEXTS} open contexts is reached; close one of them",
-            )
-        context = self._contexts[name] = self._open(name)
+            reason = f"the limit of {MAX_CONTEXTS} contexts that are open or not spoken completely is reached"
+            raise InvalidError("context_id", f"{name!r} cannot be opened: {reason}; wait until one of them has ended")
+        context = self._open(name)
+        context.after = before
+        self._contexts.append(context)
         return context
 
     async def _close(self, context: Context) -> None:
-        if context.is_closing or not context.is_flushed:
+        if context.ends_at_once:
             await self._stop(context)
         else:
             context.is_closing = True
             self.session.queue.then(context, partial(self._finalize, context))
 
     async def _stop(self, context: Context) -> None:
-        await self.session.text.clear(context)
-        await self._finalize(context, seconds=round(context.sent_s, 3))
+        if context in self._contexts:
+            await self.session.text.clear(context)
+            await self._finalize(context, seconds=round(context.sent_s, 3))
 
     async def _finalize(self, context: Context, **details: float) -> None:
-        if self._contexts.get(context.id) is context:
-            del self._contexts[context.id]
+        self._contexts.remove(context)
         await self.session.send({"isFinal": True} | _named(context.id) | details)
 
 
