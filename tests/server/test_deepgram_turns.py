@@ -20,6 +20,7 @@ from s1_mini.types import Word
 from tests.server.conftest import Door, limit_sentences
 from tests.server.test_deepgram import LONG, say, until
 from tests.server.test_websocket import hear, session
+from waiting import wait_until
 
 PATH = "/v2/speak?model=default&encoding=linear16&sample_rate=24000"
 SECONDS = 24_000 * 2  # bytes of a second
@@ -163,6 +164,8 @@ def test_a_wrong_parameter_is_refused_before_the_session(door: Door, query: str)
         ({"type": "Interrupt", "speech_id": "dg_sp_1"}, "MESSAGE-0000"),
         ({"type": "Shout"}, "MESSAGE-0000"),
         ({"type": "Speak", "text": "a" * 20_001}, "DATA-0000"),
+        ({"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 10**400}}, "MESSAGE-0000"),
+        ({"type": "Configure", "speed": float("nan")}, "MESSAGE-0000"),
     ],
 )
 def test_a_wrong_message_ends_the_session(door: Door, message: dict[str, object], code: str) -> None:
@@ -171,6 +174,78 @@ def test_a_wrong_message_ends_the_session(door: Door, message: dict[str, object]
         messages, _, closed = hear(socket)
 
     assert (messages[-1]["type"], messages[-1]["code"], closed) == ("Error", code, 1008)
+
+
+def offset(milliseconds: int) -> dict[str, object]:
+    return {"type": "time_ms", "value": milliseconds}
+
+
+def test_a_turn_can_be_interrupted_before_any_of_it_was_played_or_made(door: Door) -> None:
+    told = []
+    with session(door, PATH) as socket, held_generation(SOUNDS):
+        say(socket, "Speak", text=LONG)
+        until(socket, "SpeechStarted")
+        assert isinstance(socket.recv(timeout=60), bytes)
+        for text, playback_offset in ((LONG, offset(0)), ("Yes", None), ("No", offset(10**8))):
+            if text != LONG:
+                say(socket, "Speak", text=text)
+            say(socket, "Interrupt", **({"playback_offset": playback_offset} if playback_offset else {}))
+            told.append(until(socket, "SpeechInterrupted")[0][-1])
+
+    assert [each["audio_played_ms"] for each in told] == [0, 0, 0]
+    assert [each.get("text_remaining") for each in told] == [LONG, None, "No"]
+
+
+def test_an_interruption_after_the_last_audio_tells_where_the_next_turn_begins(door: Door) -> None:
+    with session(door, PATH) as socket:
+        say(socket, "Speak", text="Good morning.")
+        say(socket, "Flush")
+        until(socket, "SpeechMetadata")
+        say(socket, "Interrupt", playback_offset=offset(100))
+        warnings, _ = until(socket, "Warning")
+        say(socket, "Speak", text="Yes?")
+        say(socket, "Close")
+        messages, _, _ = hear(socket)
+
+    (made_ms,) = (each["audio_duration_ms"] for each in messages if each["type"] == "SpeechMetadata")
+    assert warnings[-1]["code"] == "NO_ACTIVE_SPEECH"
+    assert messages[-1]["total_audio_duration_ms"] == 100 + made_ms
+
+
+def test_the_limit_of_characters_counts_only_text_that_is_not_spoken_yet(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = door.engine.config.model_copy(update={"max_text_length": 40})
+    monkeypatch.setattr(door.engine, "config", limited)
+    with session(door, PATH) as socket:
+        say(socket, "Speak", text="Good morning to all of you. I")
+        (here,) = door.app.state.websockets._holdings
+        wait_until(lambda: here.queue.num_spoken and not here.queue)
+        with held_generation(SOUNDS):
+            say(socket, "Speak", text=" see. ")
+            say(socket, "Flush")
+            say(socket, "Speak", text="Then we meet tomorrow. ")
+            say(socket, "Flush")
+            until(socket, "Flushed")
+            say(socket, "Speak", text="Goodbye, and good night.")
+            messages, _ = until(socket, "Error")
+
+    assert messages[-1]["code"] == "DATA-0000"
+    assert "is not spoken yet has 53 characters; the limit is 40" in messages[-1]["description"]
+
+
+def test_turns_that_wait_have_a_limit_and_empty_ones_do_not_exist(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepgram_turns, "MAX_ITEMS", 3)
+    with session(door, PATH) as socket, held_generation(SOUNDS):
+        say(socket, "Speak", text=LONG)
+        for text in ("", "", "", "Yes?", "No.", "Oh!"):
+            say(socket, "Flush")
+            say(socket, "Speak", text=text)
+        messages, _ = until(socket, "Error")
+
+    codes = [message.get("code") for message in messages if message["type"] in {"Warning", "Error"}]
+    assert codes == ["NO_ACTIVE_SPEECH"] * 3 + ["DATA-0000"]
+    assert "comes after 3 turns that are not spoken yet" in messages[-1]["description"]
 
 
 @pytest.mark.clients

@@ -25,7 +25,7 @@ from s1_mini.server.protocols.deepgram import MODEL, Deepgram, Options, config_f
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, Strict
 from s1_mini.server.session import Session, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
-from s1_mini.server.speech_queue import Track
+from s1_mini.server.speech_queue import MAX_ITEMS, Track
 from s1_mini.types import MAX_SPEED, MIN_SPEED
 
 router = APIRouter()
@@ -33,6 +33,7 @@ router = APIRouter()
 Speed = Annotated[float, Field(ge=MIN_SPEED, le=MAX_SPEED)]
 NO_CONTROLS = {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0}
 ROUNDING_S = 0.001  # offsets are whole milliseconds
+MAX_OFFSET_MS = 10**8  # longer than a session
 ERROR_CODES = {"request_invalid": "MESSAGE-0000", "body_invalid": "MESSAGE-0000", "text_invalid": "DATA-0000"}
 
 
@@ -63,7 +64,7 @@ class Offset(Strict):
     """Audio that the client has played since the start of the session."""
 
     type: Literal["time_ms"] = "time_ms"
-    value: int = Field(ge=0)
+    value: int = Field(ge=0, le=MAX_OFFSET_MS)
 
 
 class Interrupt(Strict):
@@ -77,7 +78,7 @@ class Configure(Strict):
     """Set the speed of later turns."""
 
     type: Literal["Configure"]
-    speed: float | None = None
+    speed: float | None = Field(None, allow_inf_nan=False)
 
 
 _TAGS: dict[str, type[BaseModel]] = {
@@ -131,7 +132,9 @@ class DeepgramTurns(Deepgram):
         self._config, self._configured = config, {} if config.speed == 1 else {"speed": config.speed}
         self._turns: deque[Turn] = deque()  # the active one first
         self._before_s = 0.0  # audio before the active turn; only that which was played, if a turn was interrupted
-        self._interrupted_s = 0.0  # offset of the last interruption
+        self._interrupted_s = -1.0  # offset of the last interruption
+        self._has_audio = False
+        self._num_waiting = 0  # characters of the turns that wait for the active one
         self._num_characters = 0
         self._is_closing = False
         self._lock = asyncio.Lock()
@@ -156,18 +159,24 @@ class DeepgramTurns(Deepgram):
 
     async def _speak(self, text: str) -> None:
         """Add text to the last turn, or to a new one. Raises the errors of `TextInput.add`."""
+        if not text:
+            return
         if not self._turns or self._turns[-1].is_flushed:
+            if len(self._turns) >= MAX_ITEMS:
+                reason = f"comes after {MAX_ITEMS} turns that are not spoken yet, which is the limit"
+                raise TextError("text", f"{reason}; send turns more slowly")
             self._turns.append(Turn(self._config))
             if len(self._turns) == 1:
                 await self._activate()
-        turn, allowed = self._turns[-1], self.session.state.engine.config.max_text_length
+        session, turn, active = self.session, self._turns[-1], self._turns[0]
         turn.text += text
-        if turn is self._turns[0]:
-            await self.session.text.add(turn, text)
-        elif (waiting := sum(len(each.text) for each in self._turns)) > allowed:
-            raise TextError(
-                "text", f"of turns that are not spoken yet has {waiting} characters; the limit is {allowed}"
-            )
+        if turn is active:
+            await session.text.add(turn, text)
+            return
+        self._num_waiting += len(text)
+        ahead = session.queue.num_waiting + len(active.rest) + self._num_waiting
+        if ahead > (allowed := session.state.engine.config.max_text_length):
+            raise TextError("text", f"that is not spoken yet has {ahead} characters; the limit is {allowed}")
 
     async def _activate(self) -> None:
         turn = self._turns[0]
@@ -204,6 +213,7 @@ class DeepgramTurns(Deepgram):
         """Remove the active turn, which has ended, and begin the next one."""
         self._num_characters += len(self._turns.popleft().text)
         if self._turns:
+            self._num_waiting -= len(self._turns[0].text)
             await self._activate()
         self._close_if_done()
 
@@ -213,6 +223,8 @@ class DeepgramTurns(Deepgram):
 
     async def _interrupt(self, offset: Offset | None) -> None:
         offset_s = None if offset is None else offset.value / 1000
+        if not self._turns and offset_s is not None:
+            self._before_s = min(offset_s, self._before_s)  # the client plays no more of the turns before
         if (objection := self._objection(offset_s)) is not None:
             reason, code = objection
             await self._warn(f"Interrupt was ignored: {reason}.", code)
@@ -221,7 +233,7 @@ class DeepgramTurns(Deepgram):
         await self.session.text.clear(turn)
         made_s = self._before_s + turn.sent_s
         heard = {} if offset_s is None else turn.heard(offset_s - self._before_s)
-        self._before_s = self._interrupted_s = made_s if offset_s is None else offset_s
+        self._before_s = self._interrupted_s = made_s if offset_s is None else min(offset_s, made_s)
         played = {"audio_played_ms": round(1000 * self._before_s)}
         await self.session.send({"type": "SpeechInterrupted"} | played | heard | {"metadata": turn.data()})
         await self._go_on()
@@ -230,7 +242,7 @@ class DeepgramTurns(Deepgram):
         """Return why an interruption has no effect, and the code of its warning."""
         if not self._turns:
             return "no turn is active", "NO_ACTIVE_SPEECH"
-        if not self._before_s + self._turns[0].sent_s:
+        if not self._has_audio:
             return "no audio exists", "NO_AUDIO_GENERATED"
         if offset_s is not None and offset_s <= self._interrupted_s:
             return "its offset is not after that of the previous one", "INVALID_INTERRUPT_OFFSET"
@@ -255,6 +267,7 @@ class DeepgramTurns(Deepgram):
 
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
         assert isinstance(track, Turn)
+        self._has_audio = True
         track.spoken += [(track.begin_s + word.end_s, track.begin + word.stop) for word in times.words]
         await super().send_audio(track, piece, times)
 
