@@ -113,6 +113,9 @@ class _LocalEngine(SpeechEngine):
     def voice_names(self) -> list[str]:
         return self._ready().voices.registry.names
 
+    def has_voice(self, name: str) -> bool:
+        return name in self._ready().voices.registry
+
     @property
     def voice_changes(self) -> int:
         """A number that grows when `voice_names` changes."""

@@ -164,6 +164,10 @@ class SpeechEngine(Lifecycle):
     def voice_names(self) -> list[str]:
         """Return the names of all voices, sorted, without opening any file."""
 
+    def has_voice(self, name: str) -> bool:
+        """Return whether `name` is one of `voice_names`."""
+        return name in self.voice_names()
+
     @abstractmethod
     def voices(self) -> list[VoiceInfo]:
         """Return all named voices, sorted: the checkpoint's and added ones, without those whose files are broken.

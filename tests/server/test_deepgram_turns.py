@@ -248,6 +248,14 @@ def test_turns_that_wait_have_a_limit_and_empty_ones_do_not_exist(door: Door, mo
     assert "comes after 3 turns that are not spoken yet" in messages[-1]["description"]
 
 
+def test_the_handshake_lists_no_voices(door: Door, robin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(door.engine), "voice_names", NotImplemented)
+    with session(door, f"/v2/speak?model={robin}") as socket:
+        (connected,), _ = until(socket, "Connected")
+
+    assert connected["model_name"] == robin
+
+
 @pytest.mark.clients
 def test_deepgram_s_own_client_speaks_turns(door: Door, tmp_path: Path) -> None:
     path = path_with("deepgram", tmp_path, "deepgram-sdk>=7.17,<8")

@@ -62,7 +62,7 @@ def test_without_descriptions_every_name_is_the_default_voice() -> None:
 @pytest.mark.parametrize("name", ["alloy", "Joanna", "af_bella", "Mapped", "clara"])
 def test_a_name_stands_for_the_same_voice_in_any_case_and_with_blanks(name: str, way: Callable[[str], str]) -> None:
     infos = list_voices(named_checkpoint(None), None).infos()
-    engine = SimpleNamespace(voices=lambda: infos, voice_names=lambda: [voice.name for voice in infos])
+    engine = SimpleNamespace(voices=lambda: infos, has_voice={voice.name for voice in infos}.__contains__)
     settings = SimpleNamespace(voice_names={"Mapped": "anna"})
     state: Any = SimpleNamespace(engine=engine, settings=settings)
     names = CLIENT_VOICES | POLLY_VOICES

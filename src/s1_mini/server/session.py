@@ -85,7 +85,7 @@ async def config_of(
     """Return the configuration of a client that chooses only these. Raises the errors of `describe_voice`."""
     name = await own_voice(state, voice)
     # A known name needs no thread: SageMaker waits 250 ms for the connection, and all threads may be busy.
-    if name is not None and name.lower() not in state.engine.voice_names():
+    if name is not None and not state.engine.has_voice(name.lower()):
         await asyncio.to_thread(state.engine.describe_voice, name)
     options = start.model_dump(include=set(StartOptions.model_fields))
     return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate, **options)

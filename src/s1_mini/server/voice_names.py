@@ -101,7 +101,7 @@ async def own_voice(
     if name is None or len(name) > MAX_NAME_LENGTH:
         return name
     plain = name.strip()
-    if plain.lower() in state.engine.voice_names():
+    if state.engine.has_voice(plain.lower()):
         return plain
     if (mapped := _named(state.settings.voice_names, plain)) is not None:
         return str(state.settings.voice_names[mapped])

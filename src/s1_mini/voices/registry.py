@@ -106,6 +106,9 @@ class AddedVoices:
         with self._lock:
             return set(self._voices)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._voices
+
     def refresh(self) -> None:
         """Detect voices that other processes have added or deleted. Raises `EngineError`."""
 
@@ -160,6 +163,9 @@ class VoiceDirectory(AddedVoices):
     def names(self) -> set[str]:
         with self._lock:
             return set(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
 
     def refresh(self) -> None:
         try:
@@ -303,6 +309,9 @@ class VoiceRegistry:
     @property
     def names(self) -> list[str]:
         return sorted({*self.library.names, *self.added.names})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.library or name in self.added
 
     @property
     def num_added(self) -> int:
