@@ -52,6 +52,18 @@ def test_a_text_becomes_sound_of_whole_frames(engine: ProductionTTSEngine) -> No
     assert response.real_time_factor > 0
 
 
+def test_a_callback_that_fails_is_logged_and_harms_no_request(
+    engine: ProductionTTSEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("broken")
+
+    request = TTSRequest("Hello.", sampling={"max_new_tokens": 3}, on_end=fail)
+    assert sum(chunk.frames for chunk in engine.submit(request)) == 3
+    assert engine.generate("Hello.", max_new_tokens=3).frames == 3
+    assert "the callback `on_end` of a request failed" in caplog.text
+
+
 def test_streamed_sound_is_the_whole_sound(engine: ProductionTTSEngine) -> None:
     text = "One sentence here. " * 5
 

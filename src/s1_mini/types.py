@@ -6,6 +6,7 @@ The classes are frozen and checked on construction; this module imports no torch
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -27,6 +28,8 @@ from typing import (
 
 from s1_mini.exceptions import ParameterError
 from s1_mini.text_stream import TextStream
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -453,6 +456,13 @@ class Phases:
     slot: int | None  # of its first utterance
     tokens: int  # frames that the model generated
     audio_s: float
+
+    def tell(self, on_end: Callable[[Phases], None]) -> None:
+        """Call `on_end`; an error of it is only logged, because the caller also serves other requests."""
+        try:
+            on_end(self)
+        except Exception:
+            logger.exception("the callback `on_end` of a request failed")
 
 
 @dataclass(frozen=True)

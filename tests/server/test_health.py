@@ -79,6 +79,7 @@ def test_use_is_reported_by_the_names_of_keys(
         whole = send(client, "first", {"text": "Good morning."})
         streamed = send(client, "first", {"text": "Goodbye.", "stream": True})
         refused = send(client, "first", {"speed": 9})
+        missing = send(client, "first", {"voice": "nobody"})
         items = [{"text": "Hi."}, {"text": "Oh, hello."}]
         batch = client.post(
             "/v1/tts/batch", json={"items": items, "max_new_tokens": 8}, headers={"xi-api-key": "second"}
@@ -90,26 +91,26 @@ def test_use_is_reported_by_the_names_of_keys(
             socket.send('{"type": "input.done"}')
             assert any("session.done" in str(message) for message in socket)
         unnamed = send(client, "third", {})
-        wait_until(lambda: sum("total_ms" in each.fields for each in caplog.records if hasattr(each, "fields")) == 6)
+        wait_until(lambda: sum("total_ms" in each.fields for each in caplog.records if hasattr(each, "fields")) == 7)
         text = client.get("/metrics").text
 
     figures = dict(re.findall(r"^s1_mini_key_(\w+_total\{.*\}) (\S+)$", text, re.MULTILINE))
     counts = {name: int(float(value)) for name, value in figures.items() if "seconds" not in name}
-    expected = {"requests": (3, 2), "characters": (13 + 8, 3 + 10 + 13), "refusals": (1, 0)}
+    expected = {"requests": (4, 2), "characters": (13 + 8, 3 + 10 + 13), "refusals": (2, 0)}
     assert counts == {
         f'{name}_total{{key="{key}"}}': figure
         for name, both in expected.items()
         for key, figure in zip(("alice", "bob"), both, strict=True)
     }
     assert float(figures['audio_seconds_total{key="alice"}']) > float(whole.headers["x-audio-seconds"]) > 0
-    assert [each.headers.get("x-key-name") for each in (whole, streamed, refused, batch, unnamed)] == [
-        *["alice"] * 3,
+    assert [each.headers.get("x-key-name") for each in (whole, streamed, refused, missing, batch, unnamed)] == [
+        *["alice"] * 4,
         "bob",
         None,
     ]
     assert (whole.headers["x-characters"], streamed.headers["x-characters"]) == ("13", "8")
     lines = [each.fields for each in caplog.records if "total_ms" in getattr(each, "fields", {})]
-    assert [line.get("key") for line in lines] == ["alice", "alice", "alice", "bob", "bob", None]
+    assert [line.get("key") for line in lines] == ["alice"] * 4 + ["bob", "bob", None]
     assert lines[-2]["characters"] == 13
 
 

@@ -245,9 +245,7 @@ def test_a_voice_mark_is_inserted_at_the_cursor_and_can_be_undone(visit: Open) -
     text = page.get_by_role("textbox", name="Text")
     expect(page.get_by_role("button", name="Insert [clara]")).to_be_hidden()
     page.get_by_label("Markup").select_option("Voice marks")
-    expect(page.locator("#text-hint")).to_have_text(
-        "[name] changes the voice, [pause 0.5s] pauses.", use_inner_text=True
-    )
+    expect(page.locator("#markup-hint")).to_have_text("[name] changes the voice, [pause 0.5s] pauses.")
     text.fill("Hello.")
     text.press("Home")
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,7 @@ pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
 from commands import ENVIRONMENT
@@ -289,6 +290,38 @@ def test_a_session_is_one_trace_with_a_span_for_each_text(collector: Collector, 
     assert {span.parent_span_id for span in texts} == {server.span_id}
 
 
+def test_an_error_of_a_client_in_a_session_is_not_an_error_of_the_server(collector: Collector, traced: Door) -> None:
+    with connect(f"ws://127.0.0.1:{traced.port}/v1/audio/speech/stream") as session:
+        session.send("nonsense")
+        with suppress(ConnectionClosedError):
+            list(session)
+
+    (server,) = collector.named("WEBSOCKET /v1/audio/speech/stream")
+    assert values_of(server)["error.type"] == "body_invalid"
+    assert server.status.code == Status.STATUS_CODE_UNSET
+
+
+def test_what_a_client_sends_is_in_no_name_of_a_span_and_in_no_warning(
+    collector: Collector, traced: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    with traced.http() as client:
+        client.request("SECRET", "/v1/voices", headers={"traceparent": TRACEPARENT, "tracestate": "no secret"})
+
+    wait_until(lambda: collector.spans)
+    (server,) = collector.spans
+    assert server.name.split()[0] == "HTTP"
+    assert values_of(server)["http.request.method"] == "_OTHER"
+    assert "secret" not in (str(server) + caplog.text).lower()
+
+
+def test_a_text_that_the_engine_refuses_at_once_has_a_span(collector: Collector, traced: Door) -> None:
+    with traced.http() as client:
+        refused = client.post("/v1/tts", json={**SPEECH, "top_k": 5})
+
+    (speech,) = collector.named("speech")
+    assert values_of(speech)["finish_reason"] == refused.json()["error"]["code"]
+
+
 def test_an_invocation_takes_the_trace_from_its_custom_attributes(
     collector: Collector, small_engine: ProductionTTSEngine
 ) -> None:
@@ -365,4 +398,6 @@ def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch: 
         opened = tracing.open_tracing()
         assert opened is not None
         opened.begin("id", "GET").end(None, 200, None, {})
+        began = threading.active_count()
         asyncio.run(opened.close())
+        assert threading.active_count() > began  # it still sends

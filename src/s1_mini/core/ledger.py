@@ -62,7 +62,9 @@ class RequestTracker:
     ) -> None:
         """Notify the consumer without recording metrics; does nothing if another thread has just notified it."""
         if self.requests.pop(request.number, None) is not None:
-            if request.on_end is not None:
-                end = reason if error is None else getattr(error, "code", type(error).__name__)
-                request.on_end(request.phases(end, now, num_items))
-            request.speech.queue.end(error)
+            try:
+                if request.on_end is not None:
+                    end = reason if error is None else getattr(error, "code", type(error).__name__)
+                    request.phases(end, now, num_items).tell(request.on_end)
+            finally:
+                request.speech.queue.end(error)

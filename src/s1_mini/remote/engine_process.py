@@ -242,7 +242,7 @@ class EngineLink(Child):
                 if message.voice_names is not None:
                     self.voice_names = message.voice_names
             case Ended():
-                self._on_end.pop(message.number, _ignore)(message.phases)
+                message.phases.tell(self._on_end.pop(message.number, _ignore))
             case Result():
                 self._return(message)
             case Failed():

@@ -45,7 +45,8 @@ class RequestLog:
     spoken: float | None = None  # time of submission to the engine
     first_chunk: float | None = None
     timing: Timing | None = None  # timing of the first text
-    characters: int = 0  # of the texts that the engine has accepted, with markup
+    failed_status: int = 0  # of an error after the head of the response, or in a session
+    characters: int = 0  # of the texts that were spoken, at least in part, with markup
     trace: RequestTrace | None = None
     frames: int = 0
     audio_s: float = 0.0
@@ -64,7 +65,9 @@ class RequestLog:
         """End the request's span, if it is traced."""
         if self.trace is not None:
             figures = {} if self.spoken is None else {"tokens": self.frames, "audio_seconds": self.audio_s}
-            self.trace.end(self.route, self.status, self.code, figures)
+            self.trace.end(
+                self.route, self.status, self.code, figures, has_failed=max(self.status, self.failed_status) >= 500
+            )
 
     @property
     def generation_s(self) -> float:

@@ -142,7 +142,7 @@ class Session:
 
     async def _fail(self, error: S1MiniError) -> None:
         self.record.code = code_of(error)
-        status = row_of(error).status
+        status = self.record.failed_status = row_of(error).status
         close_code = 1013 if status in (429, 503) else 1011 if status >= 500 else 1008
         with suppress(WebSocketDisconnect, RuntimeError):
             await self.send(self.protocol.error(describe(error, self.record.id), close_code))

@@ -34,7 +34,7 @@ from s1_mini.audio.container import (
     media_type,
     rate_in,
 )
-from s1_mini.exceptions import CapacityError, GenerationError, RequestTimeoutError
+from s1_mini.exceptions import CapacityError, GenerationError, RequestTimeoutError, S1MiniError
 from s1_mini.server.accounts import Holding, Resource
 from s1_mini.server.errors import ClientGoneError
 from s1_mini.server.record import RequestLog, record_of
@@ -182,11 +182,16 @@ class _Listener(AsyncIterator["AudioChunk"]):
         flow = (record.client, record.id)  # in the queue, clients take turns, and so do the requests of one client
         as_int16 = keeps_rate(request.audio_format)
         adapts = request.streams and speech.chunk_profile is None
-        self._trace = None if record.trace is None else record.trace.speak(request)
-        on_end = None if self._trace is None else self._trace.report
+        self._trace = trace = None if record.trace is None else record.trace.speak(request)
+        on_end = None if trace is None else trace.report
         speech = replace(speech, chunk_profile=profile, adapts_chunks=adapts, flow=flow, on_end=on_end)
-        self._output = engine.submit(speech, streams=request.streams, as_int16=as_int16)
-        record.characters += len(speech.text)
+        try:
+            self._output = engine.submit(speech, streams=request.streams, as_int16=as_int16)
+        except S1MiniError as error:
+            if trace is not None:
+                trace.refuse(error.code)
+            raise
+        self._uncounted = len(speech.text)  # counted with the first audio: a refused text may be sent again
         self._output.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
         self._record, self._holding, self._times, self._streams = record, holding, times, request.streams
         self.is_labelled = True
@@ -217,6 +222,7 @@ class _Listener(AsyncIterator["AudioChunk"]):
             raise
         seconds = len(chunk.audio) / chunk.sample_rate
         self._record.hear(chunk.frames, seconds, chunk.timing)
+        self._record.characters, self._uncounted = self._record.characters + self._uncounted, 0
         self._times.audio_s += seconds
         if chunk.words or chunk.marks:
             self._times.words.extend(chunk.words)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 
-from s1_mini.exceptions import ConfigurationError
 from s1_mini.extras import require
 from s1_mini.version import __version__
 
@@ -30,6 +29,9 @@ logger = logging.getLogger(__name__)
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
+# Methods by which spans are named; a client can send any
+METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "WEBSOCKET", "WYOMING")
+OTHER = "_OTHER"  # OpenTelemetry's name for all others
 CLOSE_S = 3.0  # time for sending the last spans when the server ends
 MAX_STATE = 512  # characters of tracestate; a longer one is ignored
 # SageMaker passes on no other header of a client that could hold a traceparent; see `sagemaker/invocations.py`.
@@ -48,7 +50,7 @@ def open_tracing() -> Tracing | None:
     try:
         require("otel", endpoint)
         return Tracing()
-    except (ConfigurationError, ValueError) as error:  # ValueError: a variable is invalid
+    except Exception as error:  # a variable is invalid, in the SDK or in a plug-in of it
         logger.warning("requests are not traced: %s", error)
         return None
 
@@ -74,6 +76,8 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("s1_mini", __version__)
         self._extract = TraceContextTextMapPropagator().extract
+        # It warns of each invalid tracestate, with what the client has sent.
+        logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
 
     def begin(self, request_id: str, method: str, headers: Headers | None = None) -> RequestTrace:
         """Begin the span of a request, below that of the client if `headers` has a valid traceparent."""
@@ -82,9 +86,16 @@ class Tracing:
 
     async def close(self) -> None:
         """Send the last spans; give up after `CLOSE_S`, such as if the collector does not answer."""
-        closing = threading.Thread(target=self._provider.shutdown, name="s1-mini-traces", daemon=True)
-        closing.start()
-        await asyncio.to_thread(closing.join, CLOSE_S)
+        loop, closed = asyncio.get_running_loop(), asyncio.Event()
+
+        def close() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(closed.set)
+
+        threading.Thread(target=close, name="s1-mini-traces", daemon=True).start()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(closed.wait(), CLOSE_S)
 
 
 def _carrier(headers: Headers) -> dict[str, str]:
@@ -109,10 +120,12 @@ class RequestTrace:
     def __init__(self, tracer: Any, request_id: str, method: str, context: Any) -> None:
         from opentelemetry.trace import SpanKind, format_trace_id, set_span_in_context
 
-        self._tracer, self._method, self._offset_s = tracer, method, time.time() - time.monotonic()
+        self._tracer, self._offset_s = tracer, time.time() - time.monotonic()
         attributes = {"s1_mini.request_id": request_id}
+        method = method if method in METHODS else OTHER
+        self._method = "HTTP" if method == OTHER else method
         attributes |= {} if method == "WYOMING" else {"http.request.method": "GET" if method == "WEBSOCKET" else method}
-        self._span = tracer.start_span(method, context, SpanKind.SERVER, attributes)
+        self._span = tracer.start_span(self._method, context, SpanKind.SERVER, attributes)
         self._context = set_span_in_context(self._span, context)
         self.id: str = format_trace_id(self._span.get_span_context().trace_id)
 
@@ -126,8 +139,16 @@ class RequestTrace:
             self, _ours({"voice_kind": voice, "format": request.audio_format, "stream": request.streams})
         )
 
-    def end(self, route: str | None, status: int, code: str | None, figures: Mapping[str, float]) -> None:
-        """End the request with its status and, if it failed, the code of its error."""
+    def end(
+        self,
+        route: str | None,
+        status: int,
+        code: str | None,
+        figures: Mapping[str, float],
+        *,
+        has_failed: bool = False,
+    ) -> None:
+        """End the request with its status and, if there was one, the code of its error."""
         from opentelemetry.trace import Status, StatusCode
 
         span = self._span
@@ -135,7 +156,7 @@ class RequestTrace:
         attributes: dict[str, Any] = {"http.response.status_code": status, **_ours(figures)}
         optional = {"http.route": route, "error.type": code}
         span.set_attributes(attributes | {name: value for name, value in optional.items() if value is not None})
-        if status >= 500 or (status < 400 and code not in (None, "client_gone")):  # or broken after its begin
+        if has_failed:
             span.set_status(Status(StatusCode.ERROR, code))
         span.end()
 
@@ -164,6 +185,11 @@ class SpeechTrace:
         """Create the spans of an ended text soon. Called by any thread, such as one that holds the engine's lock."""
         with suppress(RuntimeError):  # the server has ended
             self._loop.call_soon_threadsafe(self._end, phases)
+
+    def refuse(self, code: str) -> None:
+        """End the span of a text that the engine has refused."""
+        self._span.set_attributes(_ours({"finish_reason": code}))
+        self._span.end()
 
     def _end(self, phases: Phases) -> None:
         begins = [*phases.begins.items()]
