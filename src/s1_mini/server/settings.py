@@ -47,7 +47,7 @@ class ServerSettings(Settings):
         (),
         max_length=100,
         description="names of the keys, comma-separated: first that of API_KEY, then those of API_KEYS; their use is "
-        "reported under these names",
+        "reported under these names, also at /metrics, which is public",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="web origins that may call the API, comma-separated"
