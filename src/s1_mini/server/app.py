@@ -110,8 +110,7 @@ def create_app(
     """Build the application around `engine`, which it starts and stops unless the engine is already running.
 
     `member` identifies this server if it is one of several replicas of `s1-mini serve`. `has_peers`: whether servers
-    on other machines serve the same clients, as on a cluster. Raises `ConfigurationError` for a certificate that cannot
-    sign.
+    on other machines serve the same clients. Raises `ConfigurationError` for a certificate that cannot sign.
     """
     settings = settings or ServerSettings()
     settings.signer()

@@ -83,6 +83,12 @@ class _Sides:
         return np.concatenate((np.array(self.text, np.int64)[:, None], np.concatenate(self.codec)), axis=1)
 
 
+def _digest(shared: np.ndarray, vector: np.ndarray | None) -> str:
+    digest = hashlib.blake2b(shared.tobytes(), digest_size=16)
+    digest.update(b"" if vector is None else vector.tobytes())
+    return digest.hexdigest()
+
+
 class PromptBuilder:
     """Builds the prompts of one checkpoint. Raises `CheckpointMismatchError` if its vocabulary does not fit."""
 
@@ -112,30 +118,27 @@ class PromptBuilder:
         complete, no end token follows it, and `rest` returns the tokens of its later parts. Raises `VoiceError`.
         """
         config, columns, ids = self._config, self._columns, self._config.text
-        preset, vector, codes = (None if voice is None else voice.tensors.get(name) for name in (PRESET, VECTOR, CODES))
+        preset, vector = (None if voice is None else voice.tensors.get(name) for name in (PRESET, VECTOR))
         tokens = self.with_role(ROLE, text)
         role, body = tokens[:3], tokens[3:]
         sides = _Sides()
         if instructions:
-            spoken = [*self.with_role("user", instructions), ids.im_end, self.newline]
-            sides.add(spoken, columns.empty(1))
+            sides.add([*self.with_role("user", instructions), ids.im_end, self.newline], columns.empty(1))
         lengths = {"instructions": len(sides.text)}
         sides.add(role, columns.empty(1))
         self._add_voice(sides, self._tags(language, preset), preset, has_vector=vector is not None)
         conditions = {VECTOR: self._vector(vector)} if preset is None and vector is not None else {}
         pad, begin = columns.of(config.codec.pad), columns.of(config.codec.begin)
         num_shared = first = len(sides.text)
-        reference, frames = [], []
-        if voice is not None and codes is not None and voice.text:
-            reference, frames = self.with_role(ROLE, voice.text)[3:], [self._frames(codes)]
+        reference, frames = self._reference(voice)
+        if frames:
             conditions[CODES] = frames[0].T
-        spoken = [*reference, *body, *([ids.end] if is_complete else [])]
-        after: list[int] = []
+        spoken, after = [*reference, *body, *([ids.end] if is_complete else [])], list[int]()
+        span = first + len(reference), first + len(spoken)  # also of tokens that are read with later frames
         if whole_text:
             num_shared += len(reference)
             sides.add(spoken, pad)
-            sides.add([ids.pad], begin)
-            for each in frames:
+            for each in (begin, *frames):
                 sides.add([ids.pad] * len(each), each)
         else:
             side = np.concatenate([begin, *frames])
@@ -144,12 +147,17 @@ class PromptBuilder:
             sides.add(beside + [ids.pad] * (len(side) - len(beside)), side)
         items = sides.items()
         conditions[TEXTS] = np.array(after, np.int64)
-        digest = hashlib.blake2b(items[:num_shared].tobytes(), digest_size=16)
-        digest.update(b"" if VECTOR not in conditions else conditions[VECTOR].tobytes())
-        text_span = first + len(reference), first + len(spoken)  # also of tokens that are read with later frames
+        digest = _digest(items[:num_shared], conditions.get(VECTOR))
         lengths["text"] = len(body) if whole_text else 0  # otherwise it is read with the reference, or later
         lengths["reference_audio"] = len(items) - sum(lengths.values())
-        return PromptTokens(items, num_shared, digest.hexdigest(), voice=conditions, text=text_span, lengths=lengths)
+        return PromptTokens(items, num_shared, digest, voice=conditions, text=span, lengths=lengths)
+
+    def _reference(self, voice: Voice | None) -> tuple[list[int], list[np.ndarray]]:
+        """Return the text and the frames of a voice with a transcript; nothing for other voices."""
+        codes = None if voice is None else voice.tensors.get(CODES)
+        if voice is None or codes is None or not voice.text:
+            return [], []
+        return self.with_role(ROLE, voice.text)[3:], [self._frames(codes)]
 
     def _add_voice(self, sides: _Sides, tags: Sequence[int], preset: Tensor | None, *, has_vector: bool) -> None:
         """Add the positions of the language and the voice, and the beginning of the text."""
