@@ -562,7 +562,7 @@ def summary(tally: Tally, looks: list[Look], began: float) -> dict[str, Any]:
 
 
 def minutes_of(looks: list[Look], began: float) -> list[dict[str, float]]:
-    """Return ping, memory and descriptors of each minute that has samples."""
+    """Return ping, mean memory and fewest descriptors of each minute that has samples."""
     found: dict[int, list[Look]] = {}
     for look in looks:
         found.setdefault(int(max(0.0, look.at - began) // 60), []).append(look)
@@ -574,7 +574,7 @@ def minutes_of(looks: list[Look], began: float) -> list[dict[str, float]]:
             "control_ms_max": quantile_ms([look.control_s for look in part], 1),
             "mib": round(sum(look.resident for look in part) / len(part) / 2**20, 1),
             "mib_max": round(max(look.resident for look in part) / 2**20, 1),
-            "files": round(sum(look.files for look in part) / len(part), 1),
+            "files": min(look.files for look in part),  # without those of requests: a leak raises even the fewest
         }
         for number, part in sorted(found.items())
     ]
