@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import multiprocessing
-import os
 import random
 import socket
 import sys
@@ -293,7 +292,7 @@ def key_of(number: int) -> str:
 
 def run_honest(place: Place, clients: int, begun: Any, over: Any, results: Any) -> None:
     """Run honest clients as a process; send their tally."""
-    os.nice(NICENESS)
+    psutil.Process().nice(NICENESS)
     results.send(asyncio.run(Honest(place, begun, over).run(clients)))
 
 

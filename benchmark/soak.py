@@ -69,6 +69,9 @@ from benchmark.scaling import Server
 from s1_mini.bench.report import describe_machine, load_average, table
 from s1_mini.exceptions import EngineNotReadyError
 
+# Linux only; Windows has none of them
+KILL, STOP, GO = (getattr(signal, f"SIG{name}", 0) for name in ("KILL", "STOP", "CONT"))
+
 PAUSE_S = (5.0, 15.0)  # between two scenarios
 PROBES = 4  # equal answers in a row that show that a server has recovered
 PROBE_S = 10.0  # timeout of each
@@ -140,7 +143,7 @@ def hit(which: Callable[[Site], psutil.Process], number: int) -> Act:
 
 def kill_proxy(site: Site) -> None:
     """Kill the proxy."""
-    os.kill(site.server.pids()[1][0], signal.SIGKILL)
+    os.kill(site.server.pids()[1][0], KILL)
 
 
 def send_all(number: int) -> Act:
@@ -292,11 +295,10 @@ def lacks_checkpoint(site: Site) -> str:
     return "" if site.checkpoint else "needs --checkpoint"
 
 
-STOP, GO = signal.SIGSTOP, signal.SIGCONT
 SCENARIOS = (
     Scenario(
         "a replica is killed",
-        (Event(0, hit(Site.replica, signal.SIGKILL)),),
+        (Event(0, hit(Site.replica, KILL)),),
         recovers_s=90,
         interrupts_s=2,
         restarts=1,
@@ -304,7 +306,7 @@ SCENARIOS = (
     ),
     Scenario(
         "an engine is killed",
-        (Event(0, hit(Site.engine, signal.SIGKILL)),),
+        (Event(0, hit(Site.engine, KILL)),),
         recovers_s=90,
         interrupts_s=2,
         restarts=1,

@@ -108,7 +108,7 @@ def test_only_routes_behind_the_key_ask_for_it_and_only_if_the_server_has_one(
         document = client.get("/openapi.json").json()
     for path, methods in document["paths"].items():
         for output in methods.values():
-            assert ("security" in output) == path.startswith(("/v1/", "/dev/"))
+            assert ("security" in output) == path.startswith(("/v1/", "/v2/", "/dev/"))
     assert "securitySchemes" not in http.get("/openapi.json").json().get("components", {})
 
 

@@ -38,7 +38,7 @@ def main() -> None:
 
 def limit() -> None:
     """Limit memory and processor time, and open no more files and connections, where the system allows it."""
-    with suppress(ImportError):  # Windows
+    if sys.platform != "win32":
         import resource
 
         limits = {"RLIMIT_AS": MAX_MEMORY, "RLIMIT_CPU": MAX_CPU_S, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 0}
