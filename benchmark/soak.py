@@ -1,7 +1,7 @@
-"""Hours of faults: a server under a permanent load of honest clients meets one scenario after the other, at random.
+"""Runs fault scenarios in random order against a server under a permanent load of honest clients, for hours.
 
-A scenario is a row of `SCENARIOS`: events, what they must answer, how many replicas they restart, which requests they
-may interrupt, and the time within which the server must recover. A server has recovered once all replicas are ready
+A scenario is a row of `SCENARIOS`: events, their required statuses, the number of restarted replicas, the requests that
+it may interrupt, and the time within which the server must recover. A server has recovered once all replicas are ready
 and answer as the idle server did. The order, the replica that is hit and the pauses depend only on `--seed`.
 
 An answer is lost if it did not arrive whole and no scenario explains it. A scenario explains a failure only if it may
@@ -158,7 +158,7 @@ def send_all(number: int) -> Act:
 
 
 def limit_memory(site: Site) -> None:
-    """Leave a replica and its engine only some megabytes of address space."""
+    """Limit the address space of a replica and its engine to some megabytes more than they use."""
     for process in family(site.replica().pid):
         with suppress(psutil.NoSuchProcess):
             _, hard = process.rlimit(psutil.RLIMIT_AS)
