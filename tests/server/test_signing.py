@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,10 +26,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from door_room import listening
 from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import COMMENT, SOURCE_TYPE, encode, media_type
 from s1_mini.exceptions import ConfigurationError, GenerationError
 from s1_mini.extras import MODULES
+from s1_mini.server.app import create_app
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.signing import Signer
 from tests.server.conftest import serving
@@ -190,8 +193,42 @@ def test_a_certificate_that_expires_while_the_server_runs_fails_with_its_date(au
     signer, old = Signer(*authority.issue("Soon")), authority.issue("Past", days=(-10, -2))
     signer._chain, signer._key = (path.read_bytes() for path in old)
 
-    with pytest.raises(GenerationError, match=r"cannot be signed: .*valid at time of signing; .* valid until 20"):
+    with pytest.raises(
+        GenerationError,
+        match=r"cannot be signed: .*valid at time of signing; .* valid until 20.*, renew it and restart",
+    ):
         signer.sign(encode(TONE, 24_000, "wav"), "wav")
+
+
+def test_in_the_last_week_of_a_certificate_a_warning_comes_at_the_start_and_with_an_answer_of_each_further_day(
+    short_engine: ProductionTTSEngine, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        found = [each.getMessage() for each in caplog.records if each.name == "s1_mini.server.signing"]
+        caplog.clear()
+        return found
+
+    chain, key = authority.issue("Week", days=(-1, 6))
+    settings = ServerSettings(host="127.0.0.1", port=0, c2pa_certificate_path=chain, c2pa_key_path=key)
+    signer = settings.signer()
+    assert signer is not None
+    assert told() == []
+    with listening(create_app(short_engine, settings), short_engine) as door, door.client() as client:
+        (first,) = told()
+        assert client.post("/v1/tts", json=SPEECH).status_code == 200
+        assert told() == []
+        signer._warned -= timedelta(days=1)
+        assert client.post("/v1/tts", json=SPEECH).status_code == 200
+        assert told() == [first]
+        signer._warned, signer.ends = None, datetime.now(UTC) - timedelta(hours=1)
+        assert client.post("/v1/tts", json=SPEECH).status_code == 200
+        (last,) = told()
+    assert re.search(r"C2PA_CERTIFICATE_PATH: the certificate expires on 20.* UTC; .* renew it and restart", first)
+    assert "the certificate expired on 20" in last
+
+    calm = Signer(*authority.issue("Month", days=(-1, 8)))
+    calm.sign(encode(TONE, 24_000, "wav"), "wav")
+    assert told() == []
 
 
 def test_without_the_extra_the_message_names_it(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,7 @@ async def _live(app: FastAPI) -> AsyncIterator[None]:
     if (signer := state.settings.signer()) is not None:
         fields = {"event": "signing", "certificate_ends": signer.ends.isoformat()}
         logger.info("complete responses are signed", extra={"fields": fields})
+        signer.warn()
     state.tracing = open_tracing()
     is_ours = state.engine.state().status == "stopped"
     watching = asyncio.ensure_future(_start_and_watch(state, is_ours=is_ours))

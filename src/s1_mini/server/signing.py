@@ -7,7 +7,8 @@ signature is valid only as long as the certificate is.
 from __future__ import annotations
 
 import io
-from datetime import UTC, datetime
+import logging
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ from s1_mini.version import __version__
 if TYPE_CHECKING:
     from s1_mini.types import AudioFormat
 
+logger = logging.getLogger(__name__)
+
+WARNED_BEFORE = timedelta(days=7)
+RENEW = "renew it and restart the server"
 FORMATS: tuple[AudioFormat, ...] = ("wav", "mp3", "flac")  # Ogg has no place for a manifest
 CERTIFICATE, KEY = f"{SERVER}C2PA_CERTIFICATE_PATH", f"{SERVER}C2PA_KEY_PATH"
 MANIFEST = {
@@ -59,8 +64,9 @@ class Signer:
             valid = f"from {self.begins:%Y-%m-%d} to {self.ends:%Y-%m-%d}"
             raise ConfigurationError(f"{CERTIFICATE}={str(certificate)!r}: the certificate is valid only {valid}")
         self._algorithm = _algorithm(private)
+        self._warned: date | None = None  # when `warn` has logged last
         try:
-            self.sign(encode(np.zeros(1, np.float32), 8000, "wav"), "wav")
+            self._sign(encode(np.zeros(1, np.float32), 8000, "wav"), "wav")
         except GenerationError as error:
             raise ConfigurationError(f"{CERTIFICATE}={str(certificate)!r}: {error}") from None
 
@@ -71,6 +77,20 @@ class Signer:
         """
         if audio_format not in FORMATS:
             return content
+        self.warn()
+        return self._sign(content, audio_format)
+
+    def warn(self) -> None:
+        """Log, at most once a day, that the certificate ends within `WARNED_BEFORE`, or has ended."""
+        now = datetime.now(UTC)
+        if now < self.ends - WARNED_BEFORE or now.date() == self._warned:
+            return
+        self._warned = now.date()
+        ends = f"{'expires' if now < self.ends else 'expired'} on {self.ends:%Y-%m-%d %H:%M %Z}"
+        reason = "complete WAV, MP3 and FLAC responses fail without a valid one"
+        logger.warning("%s: the certificate %s; %s; %s", CERTIFICATE, ends, reason, RENEW)
+
+    def _sign(self, content: bytes, audio_format: AudioFormat) -> bytes:
         import c2pa
 
         signed = io.BytesIO()
@@ -79,7 +99,7 @@ class Signer:
             with c2pa.Signer.from_info(info) as signer, c2pa.Builder(MANIFEST) as builder:
                 builder.sign(signer, media_type(audio_format), io.BytesIO(content), signed)
         except c2pa.C2paError as error:
-            until = f"the certificate is valid until {self.ends:%Y-%m-%d}"
+            until = f"the certificate is valid until {self.ends:%Y-%m-%d}; if it has expired, {RENEW}"
             raise GenerationError(f"the audio cannot be signed: {error}; {until}") from None
         return signed.getvalue()
 
