@@ -33,6 +33,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.audio.container import encode
 from s1_mini.remote.engine_process import EngineProcess
 from s1_mini.sagemaker.app import make_container_app
+from s1_mini.sagemaker.async_store import open_store
 from s1_mini.server import speech, tracing
 from s1_mini.server.settings import ServerSettings
 from tests.server.conftest import LONG_SPEECH, Door, listening, serving
@@ -334,6 +335,22 @@ def test_an_invocation_takes_the_trace_from_its_custom_attributes(
     assert speech.trace_id.hex() == TRACE
 
 
+def test_an_asynchronous_invocation_continues_the_trace_although_its_request_was_answered_before(
+    collector: Collector, small_engine: ProductionTTSEngine, tmp_path: Path
+) -> None:
+    settings = ServerSettings(host="127.0.0.1", port=0)
+    app = make_container_app(small_engine, settings, endpoint="speech", store=open_store(str(tmp_path)))
+    with listening(app, small_engine) as door, door.http() as client:
+        headers = {"traceparent": TRACEPARENT}
+        answer = client.post("/endpoints/speech/async-invocations", json=SPEECH, headers=headers)
+        assert answer.status_code == 202
+        (server,) = collector.named("POST /endpoints/{name}/async-invocations")
+        (speech,) = collector.named("speech")
+
+    assert (speech.trace_id.hex(), speech.parent_span_id) == (TRACE, server.span_id)
+    assert {*collector.below(speech, "text", "generation")} >= {"text", "generation"}
+
+
 def test_a_text_of_home_assistant_begins_a_trace(collector: Collector, short_engine: ProductionTTSEngine) -> None:
     pytest.importorskip("wyoming")
     from wyoming.audio import AudioStop
@@ -367,6 +384,14 @@ def test_without_configuration_nothing_is_imported() -> None:
         ({"OTEL_SDK_DISABLED": "True"}, None),
         ({"OTEL_TRACES_EXPORTER": "none"}, None),
         ({"OTEL_BSP_MAX_QUEUE_SIZE": "1"}, "max_export_batch_size must be .+"),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "host:4318"},
+            "OTEL_EXPORTER_OTLP_ENDPOINT=host:4318 must begin with http://.+",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "10.0.0.1:4318/v1/traces"},
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=10.0.0.1:4318/v1/traces must begin with http:// or https://",
+        ),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL=grpc is not supported; .+"),
         ({}, r"OTEL_EXPORTER_OTLP_ENDPOINT needs opentelemetry-exporter-.+, opentelemetry-sdk, which are not .+"),
     ],

@@ -47,6 +47,9 @@ def open_tracing() -> Tracing | None:
     if protocol is not None and (given := os.environ[protocol].strip()) != PROTOCOL:
         logger.warning("requests are not traced: %s=%s is not supported; use %s", protocol, given, PROTOCOL)
         return None
+    if not (url := os.environ[endpoint].strip()).lower().startswith(("http://", "https://")):
+        logger.warning("requests are not traced: %s=%s must begin with http:// or https://", endpoint, url)
+        return None
     try:
         require("otel", endpoint)
         return Tracing()
@@ -131,7 +134,7 @@ class RequestTrace:
 
     def speak(self, request: SpeechRequest) -> SpeechTrace | None:
         """Begin the span of a text; None if the trace is not sampled."""
-        if not self._span.is_recording():
+        if not self._span.get_span_context().trace_flags.sampled:  # an asynchronous invocation's span has ended
             return None
         speech = request.speech
         voice = "named" if speech.voice is not None else "reference" if speech.references else "default"
