@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
-from s1_mini import ProductionTTSEngine
+from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.server import speech_queue
 from s1_mini.server.protocols import elevenlabs
 from s1_mini.server.speech import Times
@@ -250,6 +251,20 @@ def test_a_wrong_address_is_refused_before_the_session(door: Door, path: str, st
 
     assert refused.value.response.status_code == status
     assert message in json.loads(refused.value.response.body)["detail"]["message"]
+
+
+def test_a_known_voice_that_another_process_has_deleted_is_refused_before_the_session(
+    tiny: Path, tmp_path: Path, tone: np.ndarray
+) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", voices_path=tmp_path))
+    with serving(engine) as door:
+        engine.add_voice("robin", tone, "Ah.")
+        (tmp_path / "robin.safetensors").unlink()
+        assert engine.has_voice("robin")
+        with pytest.raises(InvalidStatus) as refused, session(door, MULTI.replace("default", "Robin")):
+            pass
+
+    assert refused.value.response.status_code == 404
 
 
 def test_an_idle_session_ends_after_the_clients_timeout(small_engine: ProductionTTSEngine, clock: Clock) -> None:

@@ -43,6 +43,7 @@ from s1_mini.types import AudioFormat
 
 Options = TypeVar("Options", bound=BaseModel)
 
+KNOWN_S = 0.1  # to find out whether a known voice still exists; otherwise, the first text fails if it does not
 POLL_S = 0.25  # interval at which a session checks its time limits, eviction and shutdown of the server
 
 
@@ -84,9 +85,11 @@ async def config_of(
 ) -> SessionConfig:
     """Return the configuration of a client that chooses only these. Raises the errors of `describe_voice`."""
     name = await own_voice(state, voice)
-    # A known name needs no thread: SageMaker waits 250 ms for the connection, and all threads may be busy.
-    if name is not None and not state.engine.has_voice(name.lower()):
-        await asyncio.to_thread(state.engine.describe_voice, name)
+    if name is not None:
+        # SageMaker waits 250 ms for the connection, and all threads may be busy.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KNOWN_S if state.engine.has_voice(name.lower()) else None):
+                await asyncio.to_thread(state.engine.describe_voice, name)
     options = start.model_dump(include=set(StartOptions.model_fields))
     return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate, **options)
 
