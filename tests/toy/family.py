@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,9 @@ class Toy:
     stage_names = ("text", "frames", "vocoder")
     in_float16 = True
     random_sizes = {"tiny": "a file of text"}  # noqa: RUF012
+
+    def check_config(self, values: Mapping[str, Any]) -> None:
+        pass
 
     def pick_files(self, names: Collection[str]) -> list[str]:
         return [name for name in names if name == "config.json" or name.startswith("voices/")]

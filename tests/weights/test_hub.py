@@ -292,6 +292,24 @@ def test_a_repository_that_is_not_a_checkpoint_is_refused_before_its_weights_are
     assert "model.pth" not in hub.downloads()
 
 
+@pytest.mark.parametrize(
+    ("family", "values", "complaint"),
+    [
+        ("audio8", {"slow_backbone": "falcon_h1"}, "slow_backbone='falcon_h1' must be \"arktts\""),
+        ("qwen3", {"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "25 Hz models are not supported"),
+    ],
+)
+def test_an_unsupported_relative_of_a_family_is_refused_by_its_config_alone(
+    family: str, values: dict[str, str], *, complaint: str, hub: Hub, refusal: Callable[..., str], tmp_path: Path
+) -> None:
+    files = publish(hub, tmp_path / "random", family)
+    files["config.json"] = json.dumps(json.loads(files["config.json"]) | values).encode()
+    hub.repositories[NAME].commit(files)
+
+    assert complaint in refusal()
+    assert hub.downloads() <= {"config.json", "README.md"}
+
+
 def test_a_checkpoint_that_does_not_fit_on_the_disk_is_refused_before_it_is_downloaded(
     hub: Hub, repository: Repository, refusal: Callable[..., str], tmp_path: Path
 ) -> None:

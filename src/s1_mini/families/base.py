@@ -262,6 +262,9 @@ class Family(Protocol):
     needed_files: Sequence[Sequence[str]]  # the possible names of each required file of a checkpoint
     random_sizes: Mapping[str, str]  # sizes of random checkpoints, with descriptions; the first size is the default
 
+    def check_config(self, values: Mapping[str, Any]) -> object:
+        """Raise `CheckpointMismatchError` for the `config.json` of a relative that is not supported."""
+
     def pick_files(self, names: Collection[str]) -> list[str]:
         """Return those `names` of a repository's files that a checkpoint needs, with weights in only one form."""
 

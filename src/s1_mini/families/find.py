@@ -11,7 +11,7 @@ from typing import Self
 from s1_mini.exceptions import CheckpointFileError, CheckpointMismatchError, CheckpointNotFoundError
 from s1_mini.families.base import Description, Family
 from s1_mini.families.registry import FAMILIES, family_of, get_family
-from s1_mini.weights.directory import DEFAULT_MODEL
+from s1_mini.weights.directory import DEFAULT_MODEL, read_json
 from s1_mini.weights.hub import HubName, fetch, hub_name
 
 WEIGHTS = {".safetensors", ".pth", ".pt", ".bin", ".npz", ".npy"}
@@ -79,6 +79,7 @@ def _pick(name: HubName, with_weights: bool, directory: Path, files: Collection[
         family = family_of(directory)
     except CheckpointMismatchError as error:
         raise CheckpointMismatchError(f"checkpoint {name} is {families}; {error}") from None
+    family.check_config(read_json(directory / "config.json"))
     _check_missing(f"{name} on the hub", family, files.__contains__)
     return [file for file in family.pick_files(files) if with_weights or Path(file).suffix not in WEIGHTS]
 

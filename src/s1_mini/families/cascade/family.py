@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from s1_mini.families.cascade.config import SETS
 from s1_mini.families.cascade.settings import STAGES, CascadeSettings
@@ -43,6 +44,9 @@ class Cascade:
     files = deferred("s1_mini.families.cascade.weights", "compact_files")
     verify = deferred("s1_mini.families.cascade.verify", "verify_cascade")
     write_random = deferred("s1_mini.families.cascade.random", "write_random")
+
+    def check_config(self, values: Mapping[str, Any]) -> None:
+        """Every `config.json` of this model type may be supported."""
 
     def pick_files(self, names: Collection[str]) -> list[str]:
         parts = next((tuple(files.values()) for files in SETS if files["semantic"] in names), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from s1_mini.families.mel.settings import FOLDERS, STAGES, MelSettings
 from s1_mini.families.registry import deferred
@@ -25,6 +26,9 @@ class Mel:
     files = deferred("s1_mini.families.mel.weights", "compact_files")
     verify = deferred("s1_mini.families.mel.verify", "verify_mel")
     write_random = deferred("s1_mini.families.mel.random", "write_random_checkpoint")
+
+    def check_config(self, values: Mapping[str, Any]) -> None:
+        """Every `config.json` of this model type may be supported."""
 
     def pick_files(self, names: Collection[str]) -> list[str]:
         folder = next((folder for folder in FOLDERS if f"{folder}/config.json" in names), FOLDERS[0])

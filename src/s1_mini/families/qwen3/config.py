@@ -134,7 +134,7 @@ class Qwen3Config:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Qwen3Config:
         """Read `config.json`. Raises `CheckpointMismatchError` for a missing or invalid value."""
-        kind, is_small = _read_kind(values)
+        kind, is_small = read_kind(values)
         talker = _part(values, "talker_config")
         depth = _part(talker, "code_predictor_config", "talker_config.")
 
@@ -184,7 +184,7 @@ class Qwen3Config:
         )
 
 
-def _read_kind(values: Mapping[str, Any]) -> tuple[Kind, bool]:
+def read_kind(values: Mapping[str, Any]) -> tuple[Kind, bool]:
     """Return the kind of a model, and whether it is the small one. Raises `CheckpointMismatchError`."""
     if (tokenizer := values.get("tokenizer_type")) != "qwen3_tts_tokenizer_12hz":
         raise invalid(

@@ -32,6 +32,7 @@ class Qwen3:
         "1.7b-design": "the size of 1.7B VoiceDesign",
     }
 
+    check_config = deferred("s1_mini.families.qwen3.config", "read_kind")
     describe = deferred("s1_mini.families.qwen3.voice", "describe")
     sizes = deferred("s1_mini.families.qwen3.costs", "measure_sizes")
     open = deferred("s1_mini.families.qwen3.loaded", "open_qwen3")

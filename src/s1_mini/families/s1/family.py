@@ -19,6 +19,7 @@ class S1:
     needed_files = (*((name,) for name in SMALL_FILES), names_of("model"), names_of("codec"))
     random_sizes: Mapping[str, str] = {"tiny": "under a megabyte", "full": "the size of S1-mini"}
 
+    check_config = deferred("s1_mini.families.s1.config", "completed")
     describe = deferred("s1_mini.families.s1.config", "describe")
     sizes = deferred("s1_mini.families.s1.costs", "measure_sizes")
     open = deferred("s1_mini.families.s1.loaded", "open_s1")
