@@ -21,7 +21,7 @@ from s1_mini.codecs.causal.channels_last import ChannelsLastDecoder
 from s1_mini.codecs.dac.config import DacConfig
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
-from s1_mini.exceptions import CheckpointError, VoiceError
+from s1_mini.exceptions import CheckpointError, TextError, VoiceError
 from s1_mini.families.find import Checkpoint
 from s1_mini.families.s1.config import S1Config, codec_sizes, read_configs
 from s1_mini.families.s1.prompt import SPEAKER, build_prompt
@@ -224,6 +224,11 @@ def test_a_recording_with_its_transcript_is_cloned_through_every_route(
     assert [each.status_code for each in (first, cached, invoked, plain, bare)] == [200, 200, 200, 200, 422]
     assert first.content == cached.content == invoked.content != plain.content
     assert "reference_text" in bare.json()["error"]["message"]
+
+
+def test_a_recording_without_its_transcript_is_refused_before_it_is_read(engine: ProductionTTSEngine) -> None:
+    with pytest.raises(TextError, match=r"^reference_text: is empty; provide the exact words"):
+        engine.generate(**ASKED, reference_audio=b"no recording")
 
 
 def test_words_get_times_from_the_head_that_the_config_names(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ class VoiceFormat:
     clones: bool = True  # whether recordings can become voices; otherwise new ones come from `from_arrays`
     from_arrays: Callable[[Mapping[str, np.ndarray]], Tensors] | None = None  # reads a numpy file; raises `ValueError`
     needs_transcript: bool = False  # whether a named voice needs the words of its recording
+    always_needs_transcript: bool = False  # whether the recording of a request needs them too
     beside: Callable[[Path], Mapping[str, VoiceBeside]] = (
         lambda _: {}
     )  # voices stored with a checkpoint; raises `CheckpointFileError`

@@ -96,9 +96,12 @@ class ReferenceReader:
 
     def _tidied(self, reference: Reference) -> str:
         try:
-            return tidied(reference.text, self.max_text_length) if reference.text else ""
+            text = tidied(reference.text, self.max_text_length) if reference.text else ""
         except TextError as error:
             raise TextError("reference_text", error.reason) from None
+        if self.form.always_needs_transcript:
+            self.form.check_transcript(text)
+        return text
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,8 @@ class ReferenceEncoder(ReferenceReader):
 
         A `key` that is known already saves reading the recording.
         """
-        known = self.cache.find(key or self.key(reference))
-        return None if known is None else replace(known, text=self._text(reference))
+        text, known = self._text(reference), self.cache.find(key or self.key(reference))
+        return None if known is None else replace(known, text=text)
 
     def encode(self, reference: Reference, check: Check | None = None) -> Voice:
         """Return the voice of a reference, from the cache or `encode_wave`, unless `check` cancels the work.

@@ -266,6 +266,7 @@ def describe(directory: Path) -> Description:
         seconds=lambda shapes: shapes["codes"][1] * codec.samples_per_frame / codec.sample_rate,
         fault=partial(_fault, codec),
         needs_transcript=True,
+        always_needs_transcript=read_dialect(config).chat,
     )
     if not read_dialect(config).chat:
         return Description(codec.sample_rate, voice, word_times=has_head)
