@@ -26,13 +26,15 @@ from s1_mini.text.form import TextForm
 # hibari always reads A as the article. A is a letter next to a single letter, or as a capital inside a sentence.
 LETTER_A = re.compile(r"\bA\b(?= [A-Z]\b)|(?<=\b[A-Z] )A\b|(?<=[a-z,;:] )A\b")
 LIKE_THE_LETTER = "eh"  # hibari reads this like the letter
-# hibari takes a word with a full stop for an abbreviation: "He said no." ends with "number". The texts are
-# normalized, so a full stop after several letters ends a sentence. hibari removes the space after its abbreviations.
-FULL_STOP = re.compile(r"(?<=[A-Za-z]{2})\.(?=[\s\"')]|$)")
-# Words that are also abbreviations for hibari or for most readers.
+# hibari takes letters before a full stop for an abbreviation: "He said no." and "no..." end with "number", and "Plan B."
+# loses its full stop. The texts are normalized, so a full stop that no letter follows ends a sentence. hibari removes the
+# space after it has read its abbreviations.
+FULL_STOP = re.compile(r"(?<=[A-Za-z])\.(?![A-Za-z])")
+# Words that are also abbreviations for hibari or for most readers, and letters.
 ENDINGS = (
     *("no", "nos", "min", "max", "co", "fig", "sat", "sun", "mar", "jan", "art", "inc", "ill", "ore", "mass", "wash"),
     *("gal", "in", "ed", "ch", "vol", "est", "col", "gen", "rev", "Sun", "Sat", "Mar", "Jan", "Miss", "Gen", "May"),
+    *("mon", "wed", "dec", "Mon", "Wed", "Dec", "pt", "pop", "B", "I", "M", "x"),
 )
 
 
@@ -41,13 +43,14 @@ class Speller:
 
     def __init__(self, hibari: Any) -> None:
         self._hibari = hibari
-        special = hibari.g2p.tokenizer.special  # text by text; an abbreviation in it keeps its full stop, which is lost
-        for text in [text for text in special if re.fullmatch(r"[A-Za-z]{2,}\.", text)]:
-            del special[text]
-        for word in ENDINGS:
-            ends, calls = (self(f"They say {word}{mark}") for mark in ".!")
-            if not ends.endswith(".") or ends[:-1] != calls[:-1]:
-                raise SystemExit(f"hibari reads {word!r} before a full stop as {ends!r}, but elsewhere as {calls!r}")
+        tokenizer = hibari.g2p.tokenizer
+        for text in [text for text in tokenizer.special if re.fullmatch(r"[A-Za-z]+\.", text)]:
+            del tokenizer.special[text]  # it keeps its full stop, which is lost later
+        tokenizer.suffix = re.compile(rf"{tokenizer.suffix.pattern}|(?<=[A-Za-z])\.$")  # "B." is a letter and a stop
+        for word, mark in itertools.product(ENDINGS, (".", "...")):
+            ends, calls = self(f"They say {word}{mark}"), self(f"They say {word}!")
+            if ends != calls[:-1] + mark:
+                raise SystemExit(f"hibari reads {word!r} before {mark!r} as {ends!r}, but elsewhere as {calls!r}")
 
     def __call__(self, text: str) -> str:
         told = FULL_STOP.sub(" .", LETTER_A.sub(LIKE_THE_LETTER, text))

@@ -13,31 +13,36 @@ class Reader:
 
     def __init__(self, **read_as: str) -> None:
         self._read_as = {f"{word}.": text for word, text in read_as.items()}
-        self.g2p = SimpleNamespace(tokenizer=SimpleNamespace(special={"co.": ["co."], "a.m.": ["a.m."], "gonna": []}))
+        special = {"co.": ["co."], "b.": ["b."], "gonna": ["gon", "na"]}
+        self.g2p = SimpleNamespace(tokenizer=SimpleNamespace(special=special, suffix=re.compile(r"(?<=[a-z])\.$")))
 
     def phonemize(self, text: str) -> list[str]:
-        words = [self._read_as.get(word, word) for word in text.split(" ")]
-        words = re.sub(r" +([,.;:!?])", r"\1", " ".join(words)).split(" ")
-        return [" ".join(word[:-1] if word in self.g2p.tokenizer.special else word for word in words)]
+        for abbreviation, read in self._read_as.items():
+            text = re.sub(rf"\b{re.escape(abbreviation)}(?!\w)", read, text)
+        return [" ".join(self._said(word) for word in re.sub(r" +([,.;:!?])", r"\1", text).split(" "))]
+
+    def _said(self, word: str) -> str:
+        tokenizer = self.g2p.tokenizer
+        is_one = word in tokenizer.special or (re.fullmatch(r"[A-Z]\.", word) and not tokenizer.suffix.search(word))
+        return word.rstrip(".") if is_one else word
 
 
-@pytest.mark.parametrize("word", ["no", "fig", "Jan", "co", "sun"])
-def test_a_word_before_a_full_stop_is_spelled_like_the_same_word_elsewhere(word):
-    spell = Speller(Reader(no="number.", fig="figure.", Jan="January."))
+@pytest.mark.parametrize("word", ["no", "fig", "Jan", "co", "sun", "b", "B"])
+def test_a_word_before_full_stops_is_spelled_like_the_same_word_elsewhere(word):
+    spell = Speller(Reader(no="number", fig="figure", Jan="January"))
 
-    assert spell(f"The answer is {word}.") == f"The answer is {word}."
-    assert (
-        spell(f'The {word} ("{word}.") is {word}. It is {word}.') == f'The {word} ("{word}.") is {word}. It is {word}.'
-    )
+    for text in (f"The answer is {word}.", f'The {word} ("{word}.") is {word}. It is {word}.', f"I said {word}... Go."):
+        assert spell(text) == text
 
 
-def test_initials_keep_their_full_stop():
-    assert Speller(Reader())("J. Smith came at five a.m. sharp.") == "J. Smith came at five a.m sharp."
+def test_full_stops_inside_an_address_stay():
+    assert Speller(Reader())("Write to no.one at example.org.") == "Write to no.one at example.org."
 
 
-def test_a_spelling_that_still_depends_on_the_full_stop_is_refused():
+@pytest.mark.parametrize("mark", [".", "..."])
+def test_a_spelling_that_still_depends_on_the_full_stop_is_refused(mark):
     reader = Reader()
-    reader.phonemize = lambda text: [text.replace("no .", "number.").replace(" .", ".")]
+    reader.phonemize = lambda text: [text.replace(f"no {mark}", f"number{mark}").replace(" .", ".")]
 
-    with pytest.raises(SystemExit, match="hibari reads 'no' before a full stop as"):
+    with pytest.raises(SystemExit, match="hibari reads 'no' before"):
         Speller(reader)
