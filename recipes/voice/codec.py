@@ -1,15 +1,16 @@
 """Train the codec in stages on speech, with learned codebooks; can be interrupted and resumed (`loop.py`).
 
 python -m recipes.voice.codec STAGE --work DIR [--size fast] [--seconds 540] [--total SECONDS] …
-    [--perceptual DIR] [--networks whisper/speaker] [--frames 24] [--shares 0.20/0.65/0.15] [--judges-rate 3]
+    [--perceptual DIR] [--networks whisper/speaker] [--frames 24] [--shares 0.20/0.65/0.15] [--judges-rate 3] …
 
 The stages are `spectral` (mel and commitment losses only), `adversarial` (with discriminators) and `decoder` (the same,
 but encoder and codebooks keep their weights). Reads the shards of `DIR/speech` (more may appear during the training).
 `--seconds` limits this run, `--total` is the duration of the stage. `--perceptual` adds the losses of `perceptual.py`,
 and names the output of `packages.py`; they need rows of 36 to 48 `--frames` (1.8 to 2.4 s) instead of the codec's
-window. `--networks` selects some of its networks. `--shares` gives the losses fixed shares of the gradient at the
-decoder's output (mel, discriminators, frozen networks), instead of weights; only for the stage `decoder`.
-`--judges-rate` is the factor of the discriminators' learning rate.
+window. `--networks` selects some of its networks. In the stage `decoder`, the mel loss, the discriminators and the
+frozen networks have fixed `--shares` of the gradient at the decoder's output; the last one is for `--perceptual` only.
+`--judges-rate` is the factor of the discriminators' learning rate, and `--patience` the number of steps in which new
+ones learn alone. They are saved in half precision, and a stage uses those that it finds in `DIR`.
 The result is `DIR/codec.safetensors`.
 """
 
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from recipes.voice.channels import ChannelsLast
 from recipes.voice.loop import Group, Schedule, TimedTraining
 from recipes.voice.losses import Adversary, MelLoss
-from recipes.voice.perceptual import NETWORKS, WEIGHTS, Perceptual
+from recipes.voice.perceptual import WEIGHTS, Perceptual
 from recipes.voice.shared import NewShards, fast_device, parser, wait_until
 from recipes.voice.sizes import CODECS
 from s1_mini.codecs.dac.config import DacConfig
@@ -50,14 +51,24 @@ class Stage:
     keeps_codes: bool = False
     breadth: int = 1  # of the discriminators
     patience: int = 0  # steps in which new discriminators learn before the codec does
-    shares: tuple[float, ...] = ()  # of the gradient: mel, discriminators, frozen networks; if empty, weights decide
+    shares: tuple[float, ...] = ()  # of the gradient: mel, discriminators, frozen networks; if the encoder learns, none
     judges_rate: float = 1.0  # the discriminators' learning rate, relative to the codec's
 
 
 STAGES = {
     "spectral": Stage(Schedule(290.0, 8e-4, 600), 12, 0.5, 0.15, is_adversarial=False),
     "adversarial": Stage(Schedule(980.0, 4e-4, 1000, 0.9995), 6, 0.0, 0.0),
-    "decoder": Stage(Schedule(1000.0, 3e-4, 300, 0.9995), 24, 0.0, 0.0, keeps_codes=True, breadth=2, patience=1000),
+    "decoder": Stage(
+        Schedule(1000.0, 3e-4, 300, 0.9995),
+        24,
+        0.0,
+        0.0,
+        keeps_codes=True,
+        breadth=2,
+        patience=1500,
+        shares=(0.20, 0.65, 0.15),
+        judges_rate=3.0,
+    ),
 }
 
 
@@ -188,7 +199,7 @@ def initialise(module: nn.Module) -> None:
 
 SCALES = ((64, 10, 0.5), (128, 20, 0.5), (256, 40, 1.0), (512, 80, 1.0), (1024, 100, 1.0), (2048, 160, 1.0))
 FLOOR = 2e-3  # mel amplitude, about -70 dB; a fifth of the teacher's frames are softer, and inaudible
-MEL, VERDICT, FEATURES = 15.0, 1.0, 0.7  # weights of the losses: mel, adversarial, feature matching
+MEL, VERDICT, FEATURES = 15.0, 1.0, 0.7  # weights of the losses where they have no shares; mel, adversarial, features
 REVIVE_EVERY, REVIVE_UNTIL = 500, 0.6  # steps; share of a stage
 CROP_S = 0.5  # length of the part of every row that the discriminators get
 LENIENT_UNTIL = 0.6  # share of a stage; afterwards, every row is quantised with all books
@@ -296,7 +307,7 @@ class CodecTraining(TimedTraining):
         norms = self._norms[: len(parts)]
         measured = torch.stack([gradient.norm() for gradient in gradients])
         norms.copy_(torch.where(norms > 0, norms.lerp(measured, 0.02), measured))
-        shares = zip(self.stage.shares, gradients, norms.unbind(), strict=True)
+        shares = zip(self.stage.shares, gradients, norms.unbind(), strict=False)  # frozen networks may be absent
         return torch.stack([share * gradient / (norm + 1e-6) for share, gradient, norm in shares]).sum(0)
 
     @property
@@ -383,13 +394,14 @@ class CodecTraining(TimedTraining):
 
     def state(self) -> dict[str, Any]:
         judges = {"adversary": self.adversary.state_dict(), "judges": self._judges_optimiser.state_dict()}
-        return super().state() | judges
+        return super().state() | judges | {"patience": self._patience}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self.adversary.load_state_dict(state["adversary"])
         self._judges_optimiser.load_state_dict(state["judges"])
         self._let_judges_follow()
+        self._patience = state["patience"]
 
     def save(self) -> None:
         super().save()
@@ -424,7 +436,10 @@ class CodecTraining(TimedTraining):
     def resume(self) -> bool:
         """Continue from the stage's own state, otherwise from the codec and discriminators of the previous stage."""
         has_state = super().resume()
-        if not has_state and self.stage.is_adversarial and all(path.exists() for path in self._judges_paths):
+        missing = [path for path in self._judges_paths if not path.exists()]
+        if not has_state and self.stage.is_adversarial and len(missing) < 2:
+            if missing:
+                raise SystemExit(f"{missing[0]} is missing: the discriminators are in two files")
             self.adversary.load_state_dict({n: t for path in self._judges_paths for n, t in load_file(path).items()})
             self._patience = 0
         return has_state
@@ -443,9 +458,10 @@ def main() -> None:
         rows=0,
         frames=0,
         perceptual=Path | None,
-        networks="/".join(NETWORKS),
+        networks="whisper/speaker",
         shares="",
-        judges_rate=1.0,
+        judges_rate=0.0,
+        patience=0,
         no_compile=False,
     )
     options = command.parse_args()
@@ -455,14 +471,11 @@ def main() -> None:
     schedule = replace(
         stage.schedule, total_s=options.total or stage.schedule.total_s, rate=options.rate or stage.schedule.rate
     )
-    shares = tuple(float(share) for share in options.shares.split("/") if share)
-    if shares and (not stage.keeps_codes or len(shares) != (3 if options.perceptual else 2)):
-        raise SystemExit(
-            "--shares needs the stage decoder, and one share for each of mel, discriminators, --perceptual"
-        )
-    stage = replace(
-        stage, schedule=schedule, rows=options.rows or stage.rows, shares=shares, judges_rate=options.judges_rate
-    )
+    shares = tuple(float(share) for share in options.shares.split("/") if share) or stage.shares
+    if len(shares) != len(stage.shares):
+        raise SystemExit("--shares needs the stage decoder, and three shares: mel, discriminators, frozen networks")
+    given = {name: getattr(options, name) or getattr(stage, name) for name in ("rows", "judges_rate", "patience")}
+    stage = replace(stage, schedule=schedule, shares=shares, **given)
     perceptual = None
     if options.perceptual:
         rate = CODECS[options.size]["sample_rate"]

@@ -5,6 +5,7 @@ python -m recipes.voice.perceptual --work DIR --packages DIR [--rows 24] [--fram
 A single network as a loss improves its own score alone (README.md), so that several are combined, and their features
 are compared with those of the original. The networks are DistillMOS, the encoder of Whisper base, DNSMOS P.808 and
 Resemblyzer. Judges that are used as losses are not independent any more: with all four networks, only DNSMOS P.835 is.
+`codec.py` uses Whisper and Resemblyzer by default, so that DistillMOS and P.808 remain judges.
 `--packages` is the output of `packages.py`. The command prints the norm of each loss's gradient at the output of the
 codec of `--work`, relative to that of the mel loss; `WEIGHTS` is derived from it.
 Shapes: B rows, T samples, L frames, C channels.
@@ -49,7 +50,9 @@ WEIGHTS = {
     "p808_score": 0.8,
     "speaker": 100.0,
 }
-TRANSITION = 0.09  # the waves fade out from 7.3 to 8 kHz; DistillMOS rates waves that end abruptly there 0.25 lower
+# The waves fade out from 7,300 to 7,850 Hz, as those of soxr, with which the judges resample. DistillMOS rates waves
+# that end abruptly at 8 kHz 0.16 lower, and waves that fade out as far as 8 kHz 0.12 lower.
+FADE = (0.9125, 0.98125)
 DITHER = 2e-4  # amplitude of the noise added to both waves (-74 dB), so that inaudible differences do not count
 
 Features = list[Tensor]  # [B, C, …] each
@@ -287,7 +290,7 @@ class Perceptual(nn.Module):
         return torch.stack(losses)
 
     def _at_16k(self, waves: Tensor) -> Tensor:
-        return resampled(waves.squeeze(1), self._factor, TRANSITION)
+        return resampled(waves.squeeze(1), self._factor, FADE)
 
     @staticmethod
     def _outputs(network: Network, waves: Tensor) -> tuple[Features, Tensor | None]:

@@ -26,9 +26,9 @@ from s1_mini.text.form import TextForm
 # hibari always reads A as the article. A is a letter next to a single letter, or as a capital inside a sentence.
 LETTER_A = re.compile(r"\bA\b(?= [A-Z]\b)|(?<=\b[A-Z] )A\b|(?<=[a-z,;:] )A\b")
 LIKE_THE_LETTER = "eh"  # hibari reads this like the letter
-# hibari takes letters before a full stop for an abbreviation: "He said no." and "no..." end with "number", and "Plan B."
-# loses its full stop. The texts are normalized, so a full stop that no letter follows ends a sentence. hibari removes the
-# space after it has read its abbreviations.
+# hibari takes letters before a full stop for an abbreviation: "He said no." and "no..." end with "number", and "Plan
+# B." loses its full stop. The texts are normalized, so a full stop that no letter follows ends a sentence. hibari
+# removes the space after it has read its abbreviations.
 FULL_STOP = re.compile(r"(?<=[A-Za-z])\.(?![A-Za-z])")
 # Words that are also abbreviations for hibari or for most readers, and letters.
 ENDINGS = (

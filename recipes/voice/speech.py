@@ -139,10 +139,10 @@ def bound_memory(device: torch.device, processes: int) -> None:
         torch.backends.cuda.cufft_plan_cache[device.index or 0].max_size = MAX_PLANS
 
 
-def resampled(waves: Tensor, factor: float, transition: float = 0.0) -> Tensor:
+def resampled(waves: Tensor, factor: float, fade: tuple[float, float] | None = None) -> Tensor:
     """Waves [B, T] played faster by `factor`, which also raises pitch and formants; band-limited.
 
-    The highest frequencies that remain fade out over `transition`, a share of the new band.
+    `fade` is where the remaining frequencies begin to fade out and where they end, as shares of the new band.
     `factor` is rounded to a fraction. Input lengths are padded to multiples of `EVEN` times its numerator; output
     lengths are then multiples of `EVEN` times its denominator, because transforms of lengths with
     large prime factors take many times the memory.
@@ -155,9 +155,9 @@ def resampled(waves: Tensor, factor: float, transition: float = 0.0) -> Tensor:
     spectrum = torch.fft.rfft(torch.nn.functional.pad(waves.float(), (0, filled - length)))
     bins = wanted // 2 + 1
     kept = torch.nn.functional.pad(spectrum[:, :bins], (0, max(0, bins - spectrum.shape[1])))
-    if transition:
+    if fade is not None:
         position = torch.linspace(0, 1, bins, device=kept.device)
-        kept = kept * (torch.pi / 2 * ((position - 1 + transition) / transition).clamp(0, 1)).cos().square()
+        kept = kept * (torch.pi / 2 * ((position - fade[0]) / (fade[1] - fade[0])).clamp(0, 1)).cos().square()
     return torch.fft.irfft(kept, n=wanted)[:, : round(length / factor)] * (wanted / filled)
 
 

@@ -123,6 +123,57 @@ def test_the_last_stage_moves_the_decoder_and_no_code(work: Path) -> None:
         assert not torch.allclose(codec.decode(codes[None]), sound, atol=1e-4)
 
 
+def test_the_decoder_waits_for_new_discriminators_but_not_for_saved_ones(work: Path) -> None:
+    stage = training(work, "decoder")
+    stage.schedule = replace(stage.schedule, warm_up=1)
+    before, judges = ([each.detach().clone() for each in some] for some in (stage.parameters, stage._judges))
+    for steps in (0, stage.stage.patience):
+        stage.steps = steps
+        stage._set_rate()
+        stage.step()
+        stage.move()
+    assert all(torch.equal(now, then) for now, then in zip(stage.parameters, before, strict=True))
+    assert not any(torch.equal(now, then) for now, then in zip(stage._judges, judges, strict=True))
+    stage.save()
+    (work / "decoder.pt").unlink()
+
+    second = training(work, "decoder")
+    saved = stage.adversary.state_dict()
+    assert all(torch.equal(each, saved[name].half().float()) for name, each in second.adversary.state_dict().items())
+    for resumed in (second, training(work, "decoder")):  # the last one from the state of the second
+        resumed.steps = 500
+        resumed._set_rate()
+        assert resumed.rate == pytest.approx(resumed.schedule.rate, rel=0.01)
+        resumed.save()
+
+    (work / "decoder.pt").unlink()
+    (work / "adversary_1_1.safetensors").unlink()
+    with pytest.raises(SystemExit, match=r"adversary_1_1.safetensors is missing"):
+        training(work, "decoder")
+
+
+class Constant(torch.nn.Module):
+    """Losses whose gradient at every sample is 1."""
+
+    loss_names = ("whisper", "speaker")
+
+    def forward(self, _: torch.Tensor, decoded: torch.Tensor) -> torch.Tensor:
+        return decoded.sum().expand(len(self.loss_names))
+
+
+@pytest.mark.parametrize("sizes", [(1.0, 1.0, 1.0), (1e3, 1e-3, 10.0)])
+def test_each_loss_has_its_share_of_the_gradient_whatever_its_size(work: Path, sizes: tuple[float, ...]) -> None:
+    stage, output = training(work, "decoder", perceptual=Constant()), torch.zeros(2, 1, 100, requires_grad=True)
+    weights = [torch.randn_like(output) for _ in range(3)]
+    parts = [size * (weight * output).sum() for size, weight in zip(sizes, weights, strict=True)]
+    expected = sum(share * weight / weight.norm() for share, weight in zip((0.2, 0.65, 0.15), weights, strict=True))
+    torch.testing.assert_close(stage._balanced(parts, output), expected, rtol=1e-2, atol=1e-3)
+
+    stage.step()  # and all three losses reach the decoder
+    assert stage._norms.all()
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in stage.parameters)
+
+
 TOGETHER = """
 import json, os, sys
 from dataclasses import replace

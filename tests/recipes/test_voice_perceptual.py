@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,8 @@ from transformers import WhisperConfig, WhisperModel
 from transformers.audio_utils import mel_filter_bank
 
 from recipes.voice.networks import Resemblyzer, mel_bank, open_whisper_encoder, read_ctranslate2
-from recipes.voice.perceptual import P808, Perceptual, SpeakerEncoder, WhisperEncoder
+from recipes.voice.perceptual import FADE, P808, Perceptual, SpeakerEncoder, WhisperEncoder
+from recipes.voice.speech import resampled
 
 RATE = 24_000
 WIDTH, POSITIONS = 16, 150
@@ -148,3 +150,28 @@ def test_silence_has_finite_gradients(perceptual: Perceptual) -> None:
     assert decoded.grad is not None
     assert decoded.grad.isfinite().all()
     assert decoded.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("frequency", "lowest", "highest"),
+    [
+        (100, -0.05, 0.05),
+        (4000, -0.05, 0.05),
+        (7250, -0.05, 0.05),
+        (7600, -9, -3),
+        (7900, -200, -60),
+        (9000, -200, -60),
+    ],
+)
+def test_the_networks_hear_what_the_judges_do(frequency: float, lowest: float, highest: float) -> None:
+    time = torch.arange(RATE) / RATE
+    heard = resampled(torch.sin(2 * torch.pi * frequency * time).unsqueeze(0), RATE / 16_000, FADE)
+    loudness = 20 * math.log10(float(heard[0, 4000:12_000].square().mean().sqrt()) * math.sqrt(2) + 1e-12)
+    assert lowest < loudness < highest
+
+
+def test_the_speakers_lstm_can_be_derived_by_cudnn_which_needs_its_training_mode() -> None:
+    network = Resemblyzer().eval()
+    SpeakerEncoder(network)
+    assert network.lstm.training
+    assert not network.lstm.dropout
