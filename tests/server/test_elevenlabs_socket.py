@@ -14,6 +14,7 @@ from websockets.sync.client import ClientConnection
 
 from held_generation import SOUNDS, held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.exceptions import EngineNotReadyError, GenerationError
 from s1_mini.server import speech_queue
 from s1_mini.server.protocols import elevenlabs
 from s1_mini.server.speech import Times
@@ -49,6 +50,15 @@ def until_final(socket: ClientConnection) -> list[dict[str, Any]]:
     while not messages[-1].get("isFinal"):
         messages.append(receive(socket))
     return messages
+
+
+def messages_of(socket: ClientConnection, context: str, count: int) -> list[dict[str, Any]]:
+    """Return the next messages of a context; drop those of others."""
+    found = list[dict[str, Any]]()
+    while len(found) < count:
+        message = receive(socket)
+        found += [message] * (message["contextId"] == context)
+    return found
 
 
 def seconds(messages: list[dict[str, Any]]) -> float:
@@ -220,21 +230,64 @@ def test_contexts_have_a_limit(door: Door) -> None:
     with session(door, PIPECAT) as socket:
         for number in range(elevenlabs.MAX_CONTEXTS + 1):
             say(socket, text=" ", context_id=str(number))
-        messages, _, code = hear(socket)
+        refused = receive(socket)
+        say(socket, text="Yes.", flush=True, context_id="0")
+        assert receive(socket)["audio"]
 
-    assert messages[-1]["error"] == "request_invalid"
-    assert f"the limit of {elevenlabs.MAX_CONTEXTS} contexts that are open" in messages[-1]["message"]
-    assert (messages[-1]["code"], code) == (1008, 1008)
+    assert (refused["error"], refused["contextId"]) == ("request_invalid", str(elevenlabs.MAX_CONTEXTS))
+    assert f"the limit of {elevenlabs.MAX_CONTEXTS} contexts that are open" in refused["message"]
 
 
-def test_an_error_names_the_context_that_was_spoken(door: Door) -> None:
-    with held_generation(), session(door, PIPECAT) as socket:
+def test_a_text_that_is_too_long_ends_only_its_context(door: Door) -> None:
+    with held_generation() as held, session(door, PIPECAT) as socket:
+        say(socket, text="Yes.", context_id="b")
         say(socket, text=LONG, context_id="a")
         say(socket, text="a" * 20_001, context_id="a")
+        messages = until_final(socket)
+        held.release()
+        end_of_livekit(socket, "b")
+        others = until_final(socket)
+
+    assert messages[-1]["contextId"] == messages[-2]["contextId"] == "a"
+    assert messages[-2]["error"] == "text_invalid"
+    assert "characters ahead of the audio" in messages[-2]["message"]
+    assert {message["contextId"] for message in others} == {"b"}
+    assert seconds(others) > 0
+
+
+def test_a_text_whose_generation_fails_ends_only_its_context(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken, plain = list[str](), speech_queue.speak
+
+    async def speak(engine: Any, request: Any, **options: Any) -> Any:
+        spoken.append(request.speech.text)
+        if request.speech.text.startswith("No"):
+            raise GenerationError("broken")
+        return await plain(engine, request, **options)
+
+    monkeypatch.setattr(speech_queue, "speak", speak)
+    with held_generation(), session(door, MULTI) as socket:
+        say(socket, text="Yes.", flush=True, context_id="b")
+        wait_until(lambda: spoken)
+        say(socket, text="No. Nor", context_id="a")
+        (failed, final) = messages_of(socket, "a", 2)
+        say(socket, text="Again.", flush=True, context_id="a")
+        wait_until(lambda: "Again." in spoken)
+
+    assert (failed["error"], failed["message"]) == ("generation_failed", "broken")
+    assert final == {"isFinal": True, "contextId": "a", "seconds": 0.0}
+    assert spoken == ["Yes.", "No.", "Again."]
+
+
+def test_an_engine_that_has_stopped_ends_all_contexts(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise EngineNotReadyError("stopped")
+
+    monkeypatch.setattr(speech_queue, "speak", stopped)
+    with session(door, PIPECAT) as socket:
+        say(socket, text="Yes.", context_id="a")
         messages, _, code = hear(socket)
 
-    assert (messages[-1]["error"], messages[-1]["contextId"], code) == ("text_invalid", "a", 1008)
-    assert "characters ahead of the audio" in messages[-1]["message"]
+    assert (messages[-1]["error"], messages[-1]["contextId"], code) == ("engine_not_ready", "a", 1013)
 
 
 @pytest.mark.parametrize(
@@ -428,10 +481,10 @@ def test_contexts_that_are_closed_and_still_spoken_count_towards_the_limit(door:
             say(socket, text="Good morning. ")
             say(socket, text="", flush=True)
             say(socket, close_context=True)
-        messages, _, code = hear(socket)
+        while not (message := receive(socket)).get("error"):
+            pass
 
-    assert messages[-1]["message"].endswith("wait until one of them has ended")
-    assert code == 1008
+    assert message["message"].endswith("wait until one of them has ended")
 
 
 def test_a_session_speaks_a_limited_number_of_contexts_at_the_same_time(

@@ -90,6 +90,10 @@ class Listener(ABC):
         """Report an error in the markup of a stretch of text, so that the session continues; or raise the error."""
         raise error
 
+    def give_up(self, track: Track, error: BaseException) -> Callable[[], Coroutine[Any, Any, None]]:  # noqa: ARG002
+        """Return what reports an error that ends only this track, or raise the error, which ends the session."""
+        raise error
+
     async def skip(self, error: NothingToSpeakError) -> None:  # noqa: B027
         """Handle a stretch of text that has nothing to speak."""
 
@@ -285,10 +289,14 @@ class SpeechQueue:
         return True
 
     def _end(self, track: Track, working: asyncio.Future[bool]) -> None:
-        """Remove the first item of a track, unless it was refused. Raises the error of its work."""
+        """Remove the first item of a track, unless it was refused, or all if it failed. Raises errors of `give_up`."""
         del self._working[track]
-        if not working.cancelled() and working.exception() is not None:
+        if not working.cancelled() and (error := working.exception()) is not None:
             self.failed = track
+            report = self._listener().give_up(track, error)
+            self.num_waiting -= sum(each.num_characters for each in self._items[track])
+            self._items[track] = deque([_Item(track, work=report)])
+            return
         is_done = working.cancelled() or working.result()
         if not is_done and not self._items[track][0].is_dropped:
             self._is_full = True

@@ -97,8 +97,12 @@ class TextInput:
 
     async def clear(self, track: Track) -> None:
         """Drop the text of the track that is not spoken yet, and stop its audio at once."""
-        track.stream, track.rest, track.num_seen, track.voice, track.stretches = None, "", 0, "", Stretches()
+        self.forget(track)
         await self.queue.clear(track)
+
+    def forget(self, track: Track) -> None:
+        """Drop the beginning of a sentence or of an utterance whose rest has not arrived."""
+        track.stream, track.rest, track.num_seen, track.voice, track.stretches = None, "", 0, "", Stretches()
 
     def close(self) -> None:
         """End `run` when everything is spoken."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, cast
@@ -25,9 +25,9 @@ from fastapi import APIRouter, Path, Query, Request, Response, WebSocket
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from s1_mini.alignment.subtitles import blank_markup
-from s1_mini.exceptions import RequestError
+from s1_mini.exceptions import RequestError, S1MiniError
 from s1_mini.server.bodies import JSON, read_json
-from s1_mini.server.errors import InvalidError, code_of, message_of
+from s1_mini.server.errors import InvalidError, code_of, message_of, row_of
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, inlined
 from s1_mini.server.routes import ready_engine
 from s1_mini.server.schemas import (
@@ -356,7 +356,6 @@ class _ElevenLabs(Protocol):
     def __init__(self, session: Session, options: SocketOptions, config: SessionConfig) -> None:
         super().__init__(session)
         self._options, self._config = options, config
-        self._acting: str | None = None  # context of the message that is being handled
         self.idle_s = min(self.idle_s, options.inactivity_timeout or self.idle_s)
         session.text.options = {"word_times": session.state.engine.has_word_times}
 
@@ -420,13 +419,17 @@ class _ElevenLabs(Protocol):
 
     async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
         assert isinstance(track, Context)
-        await self.session.send({"message": message_of(error), "error": code_of(error)} | _named(track.id))
+        await self._report(track.id, error)
+
+    async def _report(self, name: str | None, error: S1MiniError) -> None:
+        self.session.record.code, self.session.record.failed_status = code_of(error), row_of(error).status
+        await self.session.send({"message": message_of(error), "error": code_of(error)} | _named(name))
 
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:
         error = description["error"]
         content = {"message": error["message"], "error": error["code"], "code": close_code}
         failed = self.session.queue.failed
-        return content | _named(failed.id if isinstance(failed, Context) else self._acting)
+        return content | _named(failed.id if isinstance(failed, Context) else None)
 
 
 class SingleText(_ElevenLabs):
@@ -456,9 +459,26 @@ class SeveralTexts(_ElevenLabs):
         self._contexts: list[Context] = []  # whose `isFinal` was not sent; several with the same id follow one another
 
     async def act(self, message: Message) -> None:
-        self._acting = message.context_id
-        await self._act(message)
-        self._acting = None
+        try:
+            await self._act(message)
+        except RequestError as error:
+            await self._report(message.context_id, error)
+            for each in self._contexts.copy():
+                if each.id == message.context_id and not each.is_closing:
+                    await self._stop(each)
+
+    def give_up(self, track: Track, error: BaseException) -> Callable[[], Coroutine[Any, Any, None]]:
+        if not isinstance(error, S1MiniError) or row_of(error).status in (429, 503):  # errors of all contexts
+            raise error
+        assert isinstance(track, Context)
+        track.is_closing, track.is_sentence = True, False  # more text with this id begins another context
+        self.session.text.forget(track)
+        return partial(self._fail, track, error)
+
+    async def _fail(self, context: Context, error: S1MiniError) -> None:
+        await self._report(context.id, error)
+        if context in self._contexts:
+            await self._finalize(context, seconds=round(context.sent_s, 3))
 
     async def _act(self, message: Message) -> None:
         if self.session.queue.is_closed:
