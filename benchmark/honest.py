@@ -196,6 +196,7 @@ class Tally:
     left: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
+    ended: list[Failure] = field(default_factory=list)  # after the end of the run
     latencies_s: list[float] = field(default_factory=list)
 
     @property
@@ -280,8 +281,11 @@ class Honest:
         return 0.0
 
     def _fail(self, what: str, reason: str, began: float) -> None:
-        if not self._over.is_set():  # after SIGTERM, an unfinished request ends with an error
-            self.tally.failures.append(Failure(what, reason[:200], began, time.monotonic()))
+        failure = Failure(what, reason[:200], began, time.monotonic())
+        if self._over.is_set():  # most of them are requests that were sent after SIGTERM
+            self.tally.ended.append(failure)
+        else:
+            self.tally.failures.append(failure)
             print(f"{time.strftime('%X')} {what}: {reason[:200]}", file=sys.stderr)
 
 

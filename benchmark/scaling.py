@@ -37,6 +37,7 @@ from s1_mini.server.connections import open_more_files
 
 START_LIMIT_S = 600.0
 POLL_INTERVAL_S = 0.05
+COMPILING = "still compiling"  # in the reason for an engine's kernels
 KILL_AFTER = 0.3  # share of a load's duration after which a replica is killed
 # Keys of the JSON and heads of the table. Times are in ms, or seconds where the name ends in _s.
 HEADS = {
@@ -68,10 +69,11 @@ class Server:
     def wait(self, starts: int = 0) -> None:
         """Wait until every replica is ready and all replicas together have started at least `starts` times.
 
-        Raises `EngineNotReadyError` if the server ends, or takes too long.
+        On a CPU, also wait until no replica compiles kernels, because compiled kernels round differently. Raises
+        `EngineNotReadyError` if the server ends, or takes too long.
         """
         ends = time.monotonic() + START_LIMIT_S
-        while not self.all_ready(starts):
+        while not (self.all_ready(starts) and self.has_kernels()):
             if self._process.poll() is not None or time.monotonic() > ends:
                 raise EngineNotReadyError("the server did not start; run `s1-mini serve` to see the reason")
             time.sleep(POLL_INTERVAL_S)
@@ -108,10 +110,20 @@ class Server:
 
     def replicas(self) -> list[dict[str, Any]]:
         """Return the replicas in `/health`; empty without an answer, and without replicas."""
+        return list(self.health().get("replicas", []))
+
+    def health(self) -> dict[str, Any]:
+        """Return `/health`; empty without an answer."""
         try:
-            return list(self.client.get("/health").json().get("replicas", []))
+            return dict(self.client.get("/health").json())
         except (httpx2.TransportError, ValueError):
-            return []
+            return {}
+
+    def has_kernels(self) -> bool:
+        """Return whether every engine has the kernels that it keeps."""
+        health = self.health()
+        engines = [each["health"] for each in health.get("replicas", [])] or [health]
+        return all("kernels" in each and COMPILING not in each["kernels"]["reason"] for each in engines)
 
     def starts(self, replicas: Sequence[Mapping[str, Any]] | None = None) -> int:
         """Return how often all replicas together were started."""

@@ -10,8 +10,8 @@ are compared with those of the idle server; on a GPU, batch invariance is on.
 
 The exit code is 1 if an answer was lost, doubled or different, if a scenario did not recover in time or did not answer
 as stated, if memory or descriptors grew by more than 5 % after minute ten, or if SIGTERM under load did not end the
-server with exit code 0. Prints tables of scenarios and minutes, then one line of JSON; failures go to standard error as
-they occur. Linux only.
+server with exit code 0, after the answers to all requests that were sent at least a second before. Prints tables of
+scenarios and minutes, then one line of JSON; failures go to standard error as they occur. Linux only.
 
 python -m benchmark.soak --hours 2 --replicas 2 --checkpoint tests/assets/s1_tiny --seed 1
 """
@@ -453,6 +453,7 @@ class Played:
     began: float = field(default_factory=time.monotonic)
     episodes: list[Episode] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)  # other than those of scenarios
+    ended: float = 0.0  # when SIGTERM was sent
 
 
 def play_all(site: Site, seed: int, chosen: Sequence[str], seconds: float, played: Played) -> None:
@@ -552,6 +553,7 @@ def disturb(site: Site, options: Namespace) -> dict[str, Any]:
             play_all(site, options.seed, options.scenarios, 3600 * options.hours, played)
         except EngineNotReadyError as error:
             played.violations.append(str(error))
+        played.ended = time.monotonic()
         over.set()
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -575,6 +577,9 @@ def judge(site: Site, options: Namespace, tally: Tally, looks: list[Look], playe
     violations = played.violations + [f"{one.scenario.name}: {each}" for one in episodes for each in one.violations]
     counts = Counter(each.what for each in tally.failures)
     violations += [f"{count} {what}" for what, count in counts.items()]
+    violations += [
+        f"{each.what} in the drain: {each.reason}" for each in tally.ended if each.began < played.ended - NOTICE_S
+    ]
     violations += growth(facts["minutes"])
     if not facts["num_whole"]:
         violations.append("no answer was received")

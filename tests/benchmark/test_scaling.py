@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmark.scaling import main
+from benchmark.http_load import Place
+from benchmark.scaling import COMPILING, Server, main
 from commands import Command
 from replica_room import needs_proxy
+from s1_mini.runtime import ahead
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_server_whose_kernels_are_compiled_in_the_background_is_waited_for(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def health(reason: str) -> dict[str, Any]:
+        each = {"kernels": {"value": "torch", "reason": reason}}
+        members = [{"state": "ready", "starts": 1, "health": each} for _ in range(replicas)]
+        return each | ({"replicas": members} if replicas > 1 else {})
+
+    told = iter([{}, health(f"numba is {COMPILING} the step in the background"), health("disabled")])
+    server = Server(Place("127.0.0.1", 9), Namespace(poll=lambda: None), replicas)
+    monkeypatch.setattr(server, "all_ready", lambda _: True)
+    monkeypatch.setattr(server, "health", lambda: next(told))
+    server.wait()
+
+    assert next(told, None) is None
+    assert COMPILING in inspect.getsource(ahead)
 
 
 @needs_proxy

@@ -52,6 +52,17 @@ def test_a_scenario_explains_only_the_losses_of_requests_that_it_interrupts(fail
     assert facts["interrupted"] == int(not told)
 
 
+def test_a_request_from_before_sigterm_whose_answer_is_lost_in_the_drain_is_a_violation() -> None:
+    late = [Failure("lost", "whole reset", began, 61.0) for began in (58.0, 59.5, 60.5)]
+    tally = Tally(ended=late, whole=Counter(whole=1))
+
+    facts = judge(
+        Namespace(), Namespace(scenarios=[]), tally, [Look(1.0, 0.1, 200, 0.1, 1e6, 9.0)], Played(0.0, ended=60.0)
+    )
+
+    assert facts["violations"] == ["lost in the drain: whole reset"]
+
+
 def test_growth_counts_from_minute_ten() -> None:
     minutes = [{"minute": number, "mib": mib, "files": 80.0} for number, mib in ((1, 50.0), (11, 100.0), (30, 106.0))]
 
