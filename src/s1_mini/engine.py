@@ -166,7 +166,7 @@ class _LocalEngine(SpeechEngine):
         def add(check: Check) -> VoiceInfo:
             return running.voices.add(name, reference, description=description, replace=replace, check=check)
 
-        return running.recordings.submit(add, client)
+        return running.recordings([reference]).submit(add, client)
 
     async def prepare_reference_async(
         self, reference_audio: Audio, reference_text: str = "", *, client: str = ""
@@ -174,7 +174,7 @@ class _LocalEngine(SpeechEngine):
         running, reference = self._ready(), Reference(reference_audio, reference_text)
         if await asyncio.to_thread(running.references.find, reference) is not None:
             return
-        encoding = running.recordings.submit(partial(running.references.encode, reference), client)
+        encoding = running.recordings([reference]).submit(partial(running.references.encode, reference), client)
         try:
             async with asyncio.timeout(self.config.request_timeout_s) as limit:
                 await asyncio.wrap_future(encoding)

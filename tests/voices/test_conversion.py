@@ -5,18 +5,24 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any
 
 import numpy as np
 import pytest
 
 from s1_mini import ProductionTTSEngine
+from s1_mini.audio.container import encode
 from s1_mini.audio.reference import load_reference
 from s1_mini.exceptions import ReferenceAudioError
 from s1_mini.remote.child import Child
+from s1_mini.runtime.fair_pool import MAX_THREADS
 from s1_mini.voices import conversion
 from s1_mini.voices.conversion import find_converter
+from waiting import EVENTUALLY_S, wait_until
 
 av = pytest.importorskip("av", reason="pip install -r requirements-test.lock.txt")
 
@@ -154,6 +160,30 @@ def test_a_request_that_is_cancelled_kills_its_decoder(decoders: list[Child]) ->
         load_reference(recorded("m4a"), max_s=60.0, convert=find_converter(60.0), check=cancel, **LIMITS)
 
     assert decoders[0].has_exited.wait(10)
+
+
+def test_other_recordings_do_not_wait_for_decoders(
+    engine: ProductionTTSEngine, monkeypatch: pytest.MonkeyPatch, tone: np.ndarray
+) -> None:
+    released, plain = threading.Event(), conversion._convert
+
+    def held(*arguments: Any) -> bytes:
+        assert released.wait(EVENTUALLY_S)
+        return plain(*arguments)
+
+    def speak(recording: bytes) -> Any:
+        options = {"reference_audio": recording, "reference_text": "Ah.", "seed": 1, "max_new_tokens": 6}
+        return engine.generate("Yes.", **options)
+
+    monkeypatch.setattr(conversion, "_convert", held)
+    with ThreadPoolExecutor(MAX_THREADS) as pool, ExitStack() as cleanup:
+        phones = [pool.submit(speak, recorded("m4a", 1.0 + number / 10)) for number in range(MAX_THREADS)]
+        cleanup.callback(released.set)
+        wait_until(lambda: engine.health_check()["recordings"]["running"] > 0)
+        assert speak(encode(tone * 0.63, 44_100, "wav")).audio.size > 0
+        assert not any(each.done() for each in phones)
+        released.set()
+        assert all(each.result().audio.size > 0 for each in phones)
 
 
 def test_an_answer_of_more_than_the_allowed_bytes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,14 @@ def load_reference(
         return _decode(recording, sample_rate, max_s, check)
 
 
+def is_convertible(audio: object) -> bool:
+    """Return whether `audio` is the bytes of a file that `load_reference` passes to its `convert`."""
+    try:
+        return isinstance(audio, bytes) and bool(_check_container(audio, converts=True))
+    except ReferenceAudioError:
+        return False
+
+
 def read_recording(audio: bytes | str | Path | np.ndarray, max_bytes: int) -> bytes | np.ndarray:
     """Return an undecoded recording: the bytes of its file, or the wave itself.
 

@@ -34,7 +34,7 @@ from s1_mini.text.split import Piece, split_pieces
 from s1_mini.text.structure import DIVISIONS, stronger
 from s1_mini.text.tags import blank_tags
 from s1_mini.text.tidy import is_speakable
-from s1_mini.types import EngineState, Pauses, TTSRequest, Voice
+from s1_mini.types import EngineState, Pauses, Reference, TTSRequest, Voice
 from s1_mini.voices.reference import Check, ReferenceEncoder
 from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.directory import DEFAULT_MODEL
@@ -53,16 +53,22 @@ class EngineRuntime:
     voices: VoiceService
     references: ReferenceEncoder
     planner: Planner
-    recordings: FairPool  # encodes recordings
+    plain_recordings: FairPool  # encodes recordings
+    converted_recordings: FairPool  # encodes those that a process decodes first, for up to 15 s
     texts: FairPool  # reads long texts
     short_texts: FairPool  # reads texts of at most `SHORT_TEXT` characters, which wait for no long one
 
     def close(self, *, drains: bool, timeout_s: float | None) -> None:
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         self.voices.importer.stop()
-        for each in (self.short_texts, self.texts, self.recordings, self.synthesizer):
+        pools = self.short_texts, self.texts, self.plain_recordings, self.converted_recordings
+        for each in (*pools, self.synthesizer):
             each.close(drains=drains, timeout_s=None if ends is None else max(0.0, ends - time.monotonic()))
         self.voices.importer.join()
+
+    def recordings(self, references: Sequence[Reference]) -> FairPool:
+        """Return the threads that encode these recordings: plain ones wait for no decoder process."""
+        return self.converted_recordings if any(map(self.references.converts, references)) else self.plain_recordings
 
     def submit(self, request: TTSRequest, deadline: float, *, streams: bool) -> Output:
         """Accept a request and return its audio; its text and recordings are read in threads of the engine.
@@ -217,6 +223,7 @@ class EngineRuntime:
     def health(self) -> dict[str, Any]:
         """Return state, placement and memory; never waits for the stages."""
         speaker, synthesizer, state = self.speaker, self.synthesizer, self.state()
+        pools = self.plain_recordings.health(), self.converted_recordings.health()
         description = speaker.description
         return {
             "status": state.status,
@@ -235,7 +242,7 @@ class EngineRuntime:
                 "max_text_length": self.config.max_text_length,
             },
             "voices": self.voices.health(),
-            "recordings": self.recordings.health(),
+            "recordings": {name: value + pools[1][name] for name, value in pools[0].items()},
             **{name: asdict(choice) for name, choice in speaker.choices.items()},
             "placement": {stage: choice.value for stage, choice in speaker.devices.items()},
             **synthesizer.describe(),
@@ -310,7 +317,7 @@ class Preparation:
             self._begin(plan, known)
         else:
             self._accepted.encoding = time.monotonic()
-            self._encoding = self._submit(running.recordings, partial(self._encode, plan), keys)
+            self._encoding = self._submit(running.recordings(request.references), partial(self._encode, plan), keys)
             if self._is_cancelled:
                 self._encoding.cancel()
 
@@ -356,10 +363,11 @@ def run(
         if before is not None:
             voices.take_over(before)
         cleanup.pop_all()
-    recordings = FairPool(max_waiting=config.max_waiting_references, what="recordings")
+    plain, converted = (FairPool(max_waiting=config.max_waiting_references, what="recordings") for _ in range(2))
     texts, short_texts = (FairPool(max_waiting=sys.maxsize, threads=TEXT_THREADS, what="texts") for _ in range(2))
     voices.importer.start()
-    return EngineRuntime(config, speaker, synthesizer, voices, references, planner, recordings, texts, short_texts)
+    pools = plain, converted, texts, short_texts
+    return EngineRuntime(config, speaker, synthesizer, voices, references, planner, *pools)
 
 
 def _pauses(request: TTSRequest, pieces: Sequence[Piece]) -> list[float | None]:

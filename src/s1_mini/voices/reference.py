@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from s1_mini.audio.conditioning import condition
-from s1_mini.audio.reference import load_reference, naming, read_recording
+from s1_mini.audio.reference import is_convertible, load_reference, naming, read_recording
 from s1_mini.exceptions import ReferenceAudioError, TextError, VoiceUnsupportedError
 from s1_mini.text.tidy import tidied
 from s1_mini.types import Reference, Voice
@@ -63,6 +63,10 @@ class ReferenceReader:
         if self._voice_file(recording) is None:
             with naming(reference.audio):
                 self._wave(recording)
+
+    def converts(self, reference: Reference) -> bool:
+        """Return whether encoding waits for the decoder process of `conversion.py`."""
+        return find_converter(self.max_s) is not None and is_convertible(reference.audio)
 
     def _read(self, reference: Reference) -> bytes | np.ndarray:
         return read_recording(reference.audio, self.max_bytes)
