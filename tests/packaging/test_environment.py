@@ -44,6 +44,26 @@ def test_a_variable_of_the_platform_becomes_a_setting_unless_ours_is_set(
     assert container_environment(base | {row.theirs: value, row.ours: "7"})[row.ours] == "7"
 
 
+@pytest.mark.parametrize(
+    ("given", "fairness"),
+    [
+        ({}, "request"),
+        ({"S1_MINI_SERVER_API_KEY": "", "S1_MINI_SERVER_API_KEYS": ""}, "request"),
+        ({"S1_MINI_SERVER_API_KEY": "one"}, "client"),
+        ({"S1_MINI_SERVER_API_KEYS": "one,two"}, "client"),
+        ({"S1_MINI_SERVER_API_KEY": "one", "S1_MINI_SERVER_FAIRNESS": "request"}, "request"),
+    ],
+)
+def test_the_container_counts_by_key_if_it_has_keys_and_by_request_if_it_has_none(
+    given: dict[str, str], fairness: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requests of SageMaker come from one address, so that clients without keys cannot be told apart."""
+    for name, value in container_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)} | given).items():
+        monkeypatch.setenv(name, value)
+
+    assert ServerSettings().fairness == fairness
+
+
 def test_an_invalid_number_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="SAGEMAKER_MAX_PAYLOAD_IN_MB must be an integer"):
         container_environment({"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_MAX_PAYLOAD_IN_MB": "many"})

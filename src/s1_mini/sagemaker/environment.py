@@ -37,9 +37,10 @@ TABLE = (
 DEFAULTS = {
     "S1_MINI_SERVER_HOST": "0.0.0.0",  # noqa: S104 - SageMaker connects from outside
     "S1_MINI_SERVER_REPLICAS": "auto",  # the endpoint owns all GPUs of its machine
-    "S1_MINI_SERVER_FAIRNESS": "request",  # all requests come from one address
     "S1_MINI_SERVER_REQUEST_TIMEOUT_S": "55",  # SageMaker gives up after 60 s
 }
+KEYS = ("S1_MINI_SERVER_API_KEY", "S1_MINI_SERVER_API_KEYS")
+WITHOUT_KEYS = {"S1_MINI_SERVER_FAIRNESS": "request"}  # SageMaker has no key, and sends all requests from one address
 
 
 def container_environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -51,7 +52,8 @@ def container_environment(given: Mapping[str, str]) -> dict[str, str]:
                 environment[ours] = value if num_bytes is None else str(int(value) * num_bytes)
             except ValueError:
                 raise ConfigurationError(f"{theirs} must be an integer, not {value!r}") from None
-    environment |= {name: value for name, value in DEFAULTS.items() if not environment.get(name)}
+    defaults = DEFAULTS if any(given.get(name) for name in KEYS) else DEFAULTS | WITHOUT_KEYS
+    environment |= {name: value for name, value in defaults.items() if not environment.get(name)}
     if not given.get(CHECKPOINT):
         mounted = Path(given.get(BASE) or "/opt/ml") / "model"
         if found := given.get(VLLM_MODEL) or find_model(mounted) or given.get(HUB_MODEL):

@@ -159,8 +159,8 @@ class ServerSettings(Settings):
     )
     fairness: Literal["client", "request"] = Field(
         "client",
-        description="client: no single client (API key or address) can use up a limit; request: no single "
-        "request can, for setups such as SageMaker where all requests come from one address",
+        description="client: no single client (API key or address) can use up a limit; request, in a container "
+        "without keys: no single request can, because SageMaker sends all requests from one address",
     )
     threads: int = Field(
         32, ge=1, le=512, description="threads for work that would block the event loop: encoding, decoding, files"
