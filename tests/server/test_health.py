@@ -74,7 +74,7 @@ def test_use_is_reported_by_the_names_of_keys(
     def send(client: httpx2.Client, key: str, body: dict[str, object], path: str = "/v1/tts") -> httpx2.Response:
         return client.post(path, json=BODY | body, headers={"Authorization": f"Bearer {key}"})
 
-    keys = {"api_key": "first", "api_keys": "second,third", "api_key_names": "alice,bob"}
+    keys = {"api_key": "first", "api_keys": "second", "api_key_names": "alice,bob"}
     with serving(small_engine, **keys) as door, door.client() as client, caplog.at_level("INFO", "s1_mini.server"):
         whole = send(client, "first", {"text": "Good morning."})
         streamed = send(client, "first", {"text": "Goodbye.", "stream": True})
@@ -90,7 +90,7 @@ def test_use_is_reported_by_the_names_of_keys(
             socket.send('{"type": "input.text", "text": "Good evening."}')
             socket.send('{"type": "input.done"}')
             assert any("session.done" in str(message) for message in socket)
-        unnamed = send(client, "third", {})
+        unknown = send(client, "third", {})
         wait_until(lambda: sum("total_ms" in each.fields for each in caplog.records if hasattr(each, "fields")) == 7)
         text = client.get("/metrics").text
 
@@ -103,7 +103,7 @@ def test_use_is_reported_by_the_names_of_keys(
         for key, figure in zip(("alice", "bob"), both, strict=True)
     }
     assert float(figures['audio_seconds_total{key="alice"}']) > float(whole.headers["x-audio-seconds"]) > 0
-    assert [each.headers.get("x-key-name") for each in (whole, streamed, refused, missing, batch, unnamed)] == [
+    assert [each.headers.get("x-key-name") for each in (whole, streamed, refused, missing, batch, unknown)] == [
         *["alice"] * 4,
         "bob",
         None,

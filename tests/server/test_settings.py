@@ -61,11 +61,24 @@ def test_a_list_of_nothing_is_refused_by_name(
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [("alice,bob,carl", "3 names for 2 keys"), ("alice,alice", "a name twice"), ("a b", "letters, digits")],
+    [
+        ("alice,bob,carl", "the number of names is 3, that of keys 2"),
+        ("alice", "the number of names is 1, that of keys 2"),
+        ("alice,alice", "a name twice"),
+        ("alice,a b", "letters, digits"),
+    ],
 )
 def test_wrong_names_of_keys_are_refused(names: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"S1_MINI_SERVER_API_KEY_NAMES.*{message}"):
         ServerSettings(api_key="first", api_keys="second", api_key_names=names)
+
+
+def test_two_names_for_one_key_are_refused_and_a_comma_in_the_first_key_separates_nothing() -> None:
+    with pytest.raises(ConfigurationError, match=r"S1_MINI_SERVER_API_KEY_NAMES: has two names for the same key"):
+        ServerSettings(api_key="first", api_keys="second,first", api_key_names="alice,bob,carl")
+
+    settings = ServerSettings(api_key="one,two", api_key_names="alice")
+    assert (settings.keys, settings.key_name(0)) == (["one,two"], "alice")
 
 
 def test_a_comma_too_many_in_a_list_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

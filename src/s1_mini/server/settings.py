@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _KEY_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
+def _keys(single: SecretStr | None, several: SecretStr | None) -> list[str]:
+    keys = [] if single is None else [single.get_secret_value()]
+    return keys + ([] if several is None else entries(several.get_secret_value()))
+
+
 class ServerSettings(Settings):
     """Settings of one server process."""
 
@@ -46,8 +51,8 @@ class ServerSettings(Settings):
     api_key_names: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         max_length=100,
-        description="names of the keys, comma-separated: first that of API_KEY, then those of API_KEYS; their use is "
-        "reported under these names, also at /metrics, which is public",
+        description="names of all keys, comma-separated: first that of API_KEY, then those of API_KEYS; 1 to 64 "
+        "letters, digits and . _ - each; use is reported under these names, also at /metrics, which is public",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="web origins that may call the API, comma-separated"
@@ -183,9 +188,7 @@ class ServerSettings(Settings):
     @property
     def keys(self) -> list[str]:
         """All API keys; empty if the server is open."""
-        single = [] if self.api_key is None else [self.api_key.get_secret_value()]
-        several = "" if self.api_keys is None else self.api_keys.get_secret_value()
-        return single + (entries(several) if several else [])
+        return _keys(self.api_key, self.api_keys)
 
     @field_validator("replicas", mode="before")
     @classmethod
@@ -205,15 +208,17 @@ class ServerSettings(Settings):
         return {name.strip(): voice.strip() for name, _, voice in pairs}
 
     def key_name(self, index: int) -> str:
-        """Return the name of a key of `keys`; empty without a name."""
-        return self.api_key_names[index] if index < len(self.api_key_names) else ""
+        """Return the name of a key of `keys`; empty without names."""
+        return self.api_key_names[index] if self.api_key_names else ""
 
     @field_validator("api_key_names")
     @classmethod
     def _is_named(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        keys = [key.get_secret_value() for name in ("api_key", "api_keys") if (key := info.data.get(name)) is not None]
-        if len(value) > (count := len(entries(",".join(keys)))):
-            raise ValueError(f"has {len(value)} names for {count} keys")
+        keys = _keys(info.data.get("api_key"), info.data.get("api_keys"))
+        if value and len(value) != len(keys):
+            raise ValueError(f"must name each key: the number of names is {len(value)}, that of keys {len(keys)}")
+        if value and len({*keys}) < len(keys):
+            raise ValueError("has two names for the same key; remove a key from API_KEY or API_KEYS")
         if len({*value}) < len(value) or not all(map(_KEY_NAME.fullmatch, value)):
             raise ValueError("has a name twice, or one that is not 1 to 64 letters, digits and . _ -")
         return value
