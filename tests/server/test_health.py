@@ -191,7 +191,7 @@ def test_lines_are_metrics_for_cloudwatch_if_it_is_set(
 
 def test_the_dashboard_shows_only_existing_metrics(http: httpx2.Client) -> None:
     http.post("/v1/tts", json=BODY)
-    there = set(re.findall(r"^(s1_mini_\w+)", http.get("/metrics").text, re.MULTILINE))
+    there = set(re.findall(r"^(?:# TYPE )?(s1_mini_\w+)", http.get("/metrics").text, re.MULTILINE))
     panels = json.loads((ROOT / "docs/grafana.json").read_text())["panels"]
 
     for panel in panels:
