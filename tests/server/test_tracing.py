@@ -386,12 +386,13 @@ def test_without_configuration_nothing_is_imported() -> None:
         ({"OTEL_BSP_MAX_QUEUE_SIZE": "1"}, "max_export_batch_size must be .+"),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "host:4318"},
-            "OTEL_EXPORTER_OTLP_ENDPOINT=host:4318 must begin with http://.+",
+            "OTEL_EXPORTER_OTLP_ENDPOINT must begin with http://.+",
         ),
         (
-            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "10.0.0.1:4318/v1/traces"},
-            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=10.0.0.1:4318/v1/traces must begin with http:// or https://",
+            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "me:sesame@10.0.0.1:4318/v1/traces"},
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT must begin with http:// or https://",
         ),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1"}, "Invalid IPv6 URL"),
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL=grpc is not supported; .+"),
         ({}, r"OTEL_EXPORTER_OTLP_ENDPOINT needs opentelemetry-exporter-.+, opentelemetry-sdk, which are not .+"),
     ],
@@ -413,6 +414,29 @@ def test_variables_turn_traces_off_and_a_missing_extra_or_an_invalid_variable_is
     said = [record.getMessage().removeprefix("requests are not traced: ") for record in caplog.records]
     assert len(said) == (message is not None)
     assert message is None or re.fullmatch(message, said[0])
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://collector:4318", "http://collector:4318"),
+        ("https://me:sesame@[::1]:4318/traces?key=sesame", "https://[::1]:4318/traces"),
+    ],
+)
+def test_a_line_in_the_log_names_the_collector_without_its_password(
+    url: str, shown: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=sesame")
+
+    with caplog.at_level("INFO", "s1_mini.server"):
+        opened = tracing.open_tracing()
+
+    assert opened is not None
+    asyncio.run(opened.close())
+    lines = [record for record in caplog.records if record.name == tracing.logger.name]
+    assert [line.fields for line in lines] == [{"event": "tracing", "endpoint": shown}]
+    assert "sesame" not in caplog.text
 
 
 def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

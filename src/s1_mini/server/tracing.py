@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
@@ -48,14 +49,17 @@ def open_tracing() -> Tracing | None:
         logger.warning("requests are not traced: %s=%s is not supported; use %s", protocol, given, PROTOCOL)
         return None
     if not (url := os.environ[endpoint].strip()).lower().startswith(("http://", "https://")):
-        logger.warning("requests are not traced: %s=%s must begin with http:// or https://", endpoint, url)
+        logger.warning("requests are not traced: %s must begin with http:// or https://", endpoint)
         return None
     try:
         require("otel", endpoint)
-        return Tracing()
+        parts, tracing = urlsplit(url), Tracing()
     except Exception as error:  # a variable is invalid, in the SDK or in a plug-in of it
         logger.warning("requests are not traced: %s", error)
         return None
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # without a password
+    logger.info("requests are traced", extra={"fields": {"event": "tracing", "endpoint": shown}})
+    return tracing
 
 
 def _first(names: tuple[str, ...]) -> str | None:
