@@ -11,7 +11,7 @@ url = os.environ.get("S1_MINI_URL", "http://localhost:8080")
 response = httpx2.post(
     f"{url}/v1/text-to-speech/default/with-timestamps",
     params={"output_format": "mp3_44100_128"},
-    headers={"xi-api-key": "none"},
+    headers={"xi-api-key": os.environ.get("S1_MINI_API_KEY", "none")},
     json={"text": "Every character has a time."},
     timeout=60,
 )

@@ -4,7 +4,8 @@ import os
 
 from openai import OpenAI
 
-client = OpenAI(base_url=os.environ.get("S1_MINI_URL", "http://localhost:8080") + "/v1", api_key="none")
+url = os.environ.get("S1_MINI_URL", "http://localhost:8080")
+client = OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("S1_MINI_API_KEY", "none"))
 
 with client.audio.speech.with_streaming_response.create(
     model="s1-mini",

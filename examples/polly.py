@@ -9,7 +9,7 @@ polly = boto3.client(
     "polly",
     endpoint_url=os.environ.get("S1_MINI_URL", "http://localhost:8080"),
     region_name="eu-central-1",
-    aws_access_key_id="none",  # the server's API key, if it has one
+    aws_access_key_id=os.environ.get("S1_MINI_API_KEY", "none"),
     aws_secret_access_key="none",  # noqa: S106 - signatures are not verified
 )
 

@@ -13,6 +13,7 @@ import httpx2
 from websockets.sync.server import ServerConnection, serve
 
 URL = os.environ.get("S1_MINI_URL", "http://localhost:8080")
+HEADERS = {"Authorization": "Bearer " + os.environ.get("S1_MINI_API_KEY", "none")}
 GREETING = "Hello. This call is answered by a machine."
 
 
@@ -23,7 +24,7 @@ def answer(socket: ServerConnection) -> None:
         if event["event"] == "start":
             stream = event["start"]["streamSid"]
             body = {"text": GREETING, "format": "mulaw", "stream": True}
-            with httpx2.stream("POST", f"{URL}/v1/tts", json=body, timeout=60) as response:
+            with httpx2.stream("POST", f"{URL}/v1/tts", json=body, headers=HEADERS, timeout=60) as response:
                 response.raise_for_status()
                 for audio in response.iter_bytes():
                     media = {"payload": base64.b64encode(audio).decode()}

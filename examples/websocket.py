@@ -7,9 +7,11 @@ import wave
 from websockets.sync.client import connect
 
 url = os.environ.get("S1_MINI_URL", "http://localhost:8080").replace("http", "ws", 1)
+headers = {"Authorization": "Bearer " + os.environ.get("S1_MINI_API_KEY", "none")}
 pieces = ["Text may be ", "cut anywhere. ", "Each sentence is ", "spoken as soon ", "as it is complete."]
 
-with connect(f"{url}/v1/audio/speech/stream") as socket, wave.open("websocket.wav", "wb") as file:
+address = f"{url}/v1/audio/speech/stream"
+with connect(address, additional_headers=headers) as socket, wave.open("websocket.wav", "wb") as file:
     file.setnchannels(1)
     file.setsampwidth(2)
     file.setframerate(24_000)

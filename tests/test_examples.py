@@ -6,6 +6,7 @@ import base64
 import gc
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -23,10 +24,12 @@ from container_room import running
 from door_room import Door
 from own_folder import path_with
 from s1_mini import EngineConfig, ProductionTTSEngine
-from s1_mini.server import tracing
+from s1_mini.sagemaker.environment import container_environment
 from s1_mini.server.settings import ServerSettings
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+KEY = "sesame"
 OUTPUTS = {
     "openai_client.py": "openai.mp3",
     "elevenlabs_http.py": "elevenlabs.mp3",
@@ -38,17 +41,28 @@ ELSEWHERE = {"twilio.py", "sagemaker_sdk.py"}  # tested below, and in tests/sage
 
 
 @pytest.fixture(scope="module")
-def door(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    config = EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4)
-    with ProductionTTSEngine(config) as engine:
-        with running(engine, tmp_path_factory.mktemp("store"), endpoint="speech") as door:
-            yield door
+def engine(tiny: Path) -> Iterator[ProductionTTSEngine]:
+    with ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=4)) as engine:
+        yield engine
         engine.stop(drain=False)
+
+
+@pytest.fixture(scope="module")
+def door(engine: ProductionTTSEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    with running(engine, tmp_path_factory.mktemp("store"), api_key=KEY) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def endpoint(engine: ProductionTTSEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """A local endpoint, which has no key."""
+    with running(engine, tmp_path_factory.mktemp("store"), endpoint="speech") as door:
+        yield door
 
 
 def environment(door: Door) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    return kept | {"S1_MINI_URL": door.url, "PYTHONUTF8": "1"}
+    return kept | {"S1_MINI_URL": door.url, "S1_MINI_API_KEY": KEY, "PYTHONUTF8": "1"}
 
 
 def test_every_example_is_tested() -> None:
@@ -57,11 +71,15 @@ def test_every_example_is_tested() -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_an_example_writes_audio(name: str, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_writes_audio_with_the_servers_key(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """In this process, which has imported the clients. A program that ends need not close them."""
+    door = request.getfixturevalue("endpoint" if name == "sagemaker_boto3.py" else "door")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name])
     monkeypatch.setenv("S1_MINI_URL", door.url)
+    monkeypatch.setenv("S1_MINI_API_KEY", KEY)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
@@ -96,16 +114,60 @@ def compose() -> dict[str, Any]:
     return document
 
 
-def test_the_compose_file_names_settings_of_the_server_and_the_collector_of_traces() -> None:
-    variables = compose()["services"]["s1-mini"]["environment"]
-    names = [name.lower() for name in variables if name not in tracing.ENDPOINTS]
+def composed(given: dict[str, str]) -> dict[str, str]:
+    """Return the variables of the server's container if Compose reads those of `given`."""
+    found = {}
+    for name, value in compose()["services"]["s1-mini"]["environment"].items():
+        if value is not None:
+            found[name] = re.sub(r"\$\{(\w+)(:-|:\?[^}]*)\}", lambda each: given.get(each[1], ""), str(value))
+        elif name in given:
+            found[name] = given[name]
+    return found
 
-    assert len(names) == len(variables) - 1
-    for name in names:
-        prefix, fields = "s1_mini_", EngineConfig.model_fields
-        if name.startswith("s1_mini_server_"):
-            prefix, fields = "s1_mini_server_", ServerSettings.model_fields
-        assert name.removeprefix(prefix) in fields
+
+def test_the_compose_file_names_settings_of_the_server_and_variables_of_opentelemetry() -> None:
+    known = pytest.importorskip("opentelemetry.sdk.environment_variables")
+    variables = compose()["services"]["s1-mini"]["environment"]
+    theirs = {name for name in variables if name.startswith("OTEL_")}
+
+    assert len(theirs) >= 5
+    assert [name for name in theirs if not hasattr(known, name) or variables[name] is not None] == []
+    for name in {*variables} - theirs:
+        prefix, fields = "S1_MINI_", EngineConfig.model_fields
+        if name.startswith("S1_MINI_SERVER_"):
+            prefix, fields = "S1_MINI_SERVER_", ServerSettings.model_fields
+        assert name.removeprefix(prefix).lower() in fields
+
+
+def test_the_compose_file_needs_one_key_and_treats_each_further_key_as_a_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def settings(**given: str) -> ServerSettings:
+        with monkeypatch.context() as patch:
+            for name, value in container_environment(composed(given)).items():
+                patch.setenv(name, value)
+            return ServerSettings()
+
+    alone = settings(S1_MINI_API_KEY="first")
+    several = settings(S1_MINI_API_KEY="first", S1_MINI_API_KEYS="second,third", S1_MINI_API_KEY_NAMES="a,b,c")
+
+    assert (alone.keys, alone.api_key_names, alone.fairness) == (["first"], (), "client")
+    assert (several.keys, several.fairness) == (["first", "second", "third"], "client")
+    assert [several.key_name(index) for index in range(3)] == ["a", "b", "c"]
+    assert several.request_timeout_s == ServerSettings.model_fields["request_timeout_s"].default
+
+
+def test_the_compose_file_builds_the_image_keeps_its_writable_folder_and_waits_for_the_drain() -> None:
+    service = compose()["services"]["s1-mini"]
+    recipe = EXAMPLES / service["build"]["context"] / service["build"]["dockerfile"]
+    names = [volume.partition(":")[0] for volume in service["volumes"]]
+
+    assert 'VOLUME ["/tmp"]' in recipe.read_text(encoding="utf-8")
+    assert service["read_only"]
+    assert [f"{name}:/tmp" for name in names] == service["volumes"]
+    assert {*names} <= {*compose()["volumes"]}
+    assert float(service["stop_grace_period"].removesuffix("s")) > ServerSettings().drain_timeout_s
+    assert service["restart"] == "unless-stopped"
 
 
 @pytest.mark.clients
