@@ -105,6 +105,17 @@ def test_all_that_is_installed_is_locked_and_nothing_is_installed_at_the_start()
     assert "pip" not in (ROOT / "sagemaker" / "serve").read_text().replace("s1_mini", "")
 
 
+def test_the_recipe_for_signatures_has_the_python_of_the_image_and_the_tested_version() -> None:
+    page = (ROOT / "docs" / "synthetic_audio.md").read_text(encoding="utf-8")
+    base = next(text.partition("=")[2] for text in texts("ARG") if text.startswith("BASE="))
+    pinned = (ROOT / "requirements-c2pa.txt").read_text(encoding="utf-8")
+
+    assert f"FROM {base} AS c2pa\n" in page
+    (version,) = re.findall(r"^RUN pip install --target /c2pa (\S+)$", page, re.MULTILINE)
+    assert f"\n{version} " in pinned
+    assert not [text for text in texts("ENV") if "PYTHONPATH" in text]
+
+
 def made_by() -> list[str]:
     """The steps that build the contents of the image."""
     return [one.text for one in RECIPE[: RECIPE.index(IN_IMAGE[0])] if one.word == "RUN"]
