@@ -63,6 +63,13 @@ def test_large_requests_of_one_client_leave_room_for_its_small_ones(by_client: b
     assert held.refusal("client", BYTES, 10_000) is None
 
 
+def test_a_client_at_its_own_limit_is_told_the_limit() -> None:
+    held = accounts(by_client=True, max_requests_per_client=1)
+    held.hold("client").add(REQUESTS, 1)
+
+    assert str(held.refusal("client", REQUESTS, 1)).startswith("Your limit of texts in progress (1) is reached.")
+
+
 def test_a_limit_of_one_can_be_used() -> None:
     held = accounts(1)
     one = held.hold("client")

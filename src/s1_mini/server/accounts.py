@@ -107,9 +107,9 @@ class Accounts:
         limit, of_client = self.limits[resource], self.of(client, resource)
         name = NAMES[resource]
         if self._total[resource] + amount > limit:
-            return BusyError(f"The server's limit of {limit:,} {name} is reached. Retry in one second.")
+            return BusyError(f"The server's limit of {name} ({limit:,}) is reached. Retry in one second.")
         if resource is Resource.REQUESTS and (most := self._max_requests_per_client) and of_client + amount > most:
-            return TooManyRequestsError(f"You have reached the limit of {most} {name}. Wait for one to finish.")
+            return TooManyRequestsError(f"Your limit of {name} ({most:,}) is reached. Wait for one to finish.")
         allowed: float = limit
         if self.by_client:
             allowed = client_share(limit, self._total[resource], of_client)
