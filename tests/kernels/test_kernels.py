@@ -12,7 +12,7 @@ from s1_mini.kernels import rope as rotary
 
 pytestmark = needs_gpu
 
-SIZES = [(1024, 4096), (1000, 48), (64, 200)]
+SIZES = [(1024, 4096), (1000, 48), (64, 200), (896, 4864), (4864, 96)]
 FP8 = torch.float8_e4m3fn
 needs_fp8 = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU with fp8"
@@ -54,19 +54,24 @@ def norms_of(size: int, dtype: torch.dtype, rounded: str) -> rotary.HeadNorms | 
 
 
 @dtypes
-@pytest.mark.parametrize("sizes", [(4, 2, 64), (16, 8, 128)])
+@pytest.mark.parametrize("sizes", [(4, 2, 64), (16, 8, 128), (14, 2, 64)])
 @pytest.mark.parametrize("normed", ["", "last", "first"])
+@pytest.mark.parametrize("slots", [None, (3, 0, 2)])
 def test_queries_are_rotated_and_keys_and_values_are_stored(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, int, int], normed: str
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    sizes: tuple[int, int, int],
+    normed: str,
+    slots: tuple[int, ...] | None,
 ) -> None:
     heads, groups, size = sizes
     qkv, rope = randn(3, (heads + 2 * groups) * size, dtype=dtype), randn(3, size // 2, 2)
     positions = torch.tensor([0, 5, 299], device="cuda")
-    norms = norms_of(size, dtype, normed)
+    norms, rows = norms_of(size, dtype, normed), torch.tensor(slots, device="cuda") if slots else None
 
     def call() -> Tensor:
         keys, values = (torch.zeros(4, groups, 300, size, dtype=dtype, device="cuda") for _ in range(2))
-        query = rotary.rope_store(qkv, keys, values, positions, rope, norms)
+        query = rotary.rope_store(qkv, keys, values, positions, rope, norms, rows)
         return torch.cat((query.flatten(), keys.flatten(), values.flatten()))
 
     assert_close(*by_both(monkeypatch, rotary, call), dtype)

@@ -8,7 +8,7 @@ as many. The first SHARED lines are the query heads that share one key-value hea
 from __future__ import annotations
 
 from s1_mini.kernels.backend import HAS_TRITON, dequantize, fetch_ahead, jit, wait_for_last
-from s1_mini.kernels.rope import cast_saturating
+from s1_mini.kernels.rope import cast_saturating, rotate
 
 if HAS_TRITON:
     import triton.language as tl
@@ -16,22 +16,11 @@ if HAS_TRITON:
 
 @jit
 def norm_and_rotate(x, weight, cos, sin, eps, COUNT: tl.constexpr, SIZE: tl.constexpr, ROUND_LAST: tl.constexpr):
-    """Norm the rows of x [COUNT, SIZE] by `weight`, if any, and rotate pairs by `cos` and `sin` [1 or COUNT, SIZE / 2].
-
-    Norm and rotation are each rounded to x's dtype. Without ROUND_LAST, the norm is also rounded before it is
-    multiplied by `weight`.
-    """
-    value = x.to(tl.float32)
+    """Norm the rows of x [COUNT, SIZE] by the weights at `weight`, if any, and rotate pairs, as `rotate` does."""
+    weights = None
     if weight is not None:
-        scale = tl.rsqrt(tl.sum(value * value, axis=1) / SIZE + eps)[:, None]
-        weights = tl.load(weight + tl.arange(0, SIZE)).to(tl.float32)[None, :]
-        value = value * scale
-        if not ROUND_LAST:
-            value = value.to(x.dtype).to(tl.float32)
-        value = (value * weights).to(x.dtype).to(tl.float32)
-    even, odd = tl.split(tl.reshape(value, [COUNT, SIZE // 2, 2]))
-    rotated = tl.join(even * cos - odd * sin, odd * cos + even * sin)
-    return tl.reshape(rotated, [COUNT, SIZE]).to(x.dtype)
+        weights = tl.load(weight + tl.arange(0, SIZE))[None, :]
+    return rotate(x, weights, cos, sin, eps, COUNT, SIZE, ROUND_LAST)
 
 
 @jit

@@ -19,6 +19,7 @@ if HAS_TRITON:
     import triton.language as tl
 
 BLOCK = 512
+NUMBERS, WARPS = 1024, 4  # of a program of `rope_store`
 
 
 def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
@@ -101,7 +102,8 @@ def rope_store(
     if not runs_triton(qkv) or size & (size - 1):
         return _rope_store_torch(qkv, keys, values, target, rope, norms, slots)
     query = qkv.new_empty(len(qkv), heads, size)
-    _rope_store_kernel[(len(qkv), heads + 2 * groups)](
+    each = max(1, NUMBERS // size)
+    _rope_store_kernel[(len(qkv), triton.cdiv(heads + 2 * groups, each))](
         qkv,
         query,
         keys,
@@ -119,10 +121,11 @@ def rope_store(
         heads,
         groups,
         size,
+        each,
         ROUND_LAST=norms is None or norms.round_last,
         FP8=keys.dtype != qkv.dtype,
         **launch(qkv),
-        num_warps=1,
+        num_warps=WARPS,
     )
     return query
 
@@ -158,6 +161,25 @@ def cast_saturating(x, pointer, FP8: tl.constexpr):
 
 
 @jit
+def rotate(x, weights, cos, sin, eps, COUNT: tl.constexpr, SIZE: tl.constexpr, ROUND_LAST: tl.constexpr):
+    """Norm the rows of x [COUNT, SIZE] by `weights`, if any, and rotate pairs by `cos` and `sin`.
+
+    `weights` are [1 or COUNT, SIZE], `cos` and `sin` [1 or COUNT, SIZE / 2]. Norm and rotation are each rounded to x's
+    dtype. Without ROUND_LAST, the norm is also rounded before it is multiplied by `weights`.
+    """
+    value = x.to(tl.float32)
+    if weights is not None:
+        scale = tl.rsqrt(tl.sum(value * value, axis=1) / SIZE + eps)[:, None]
+        value = value * scale
+        if not ROUND_LAST:
+            value = value.to(x.dtype).to(tl.float32)
+        value = (value * weights.to(tl.float32)).to(x.dtype).to(tl.float32)
+    even, odd = tl.split(tl.reshape(value, [COUNT, SIZE // 2, 2]))
+    rotated = tl.join(even * cos - odd * sin, odd * cos + even * sin)
+    return tl.reshape(rotated, [COUNT, SIZE]).to(x.dtype)
+
+
+@jit
 def _rope_store_kernel(
     qkv,
     query,
@@ -176,43 +198,29 @@ def _rope_store_kernel(
     heads,
     groups,
     SIZE: tl.constexpr,
+    EACH: tl.constexpr,
     ROUND_LAST: tl.constexpr,
     FP8: tl.constexpr,
     EARLY: tl.constexpr,
 ):
+    """Process EACH heads of a row: queries, then keys, then values."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    pair = tl.arange(0, SIZE // 2)
+    line, channel = tl.program_id(1) * EACH + tl.arange(0, EACH), tl.arange(0, SIZE)[None, :]
+    is_query = (line < heads)[:, None]
+    is_key = ((line >= heads) & (line < heads + groups))[:, None]
+    is_value = ((line >= heads + groups) & (line < heads + 2 * groups))[:, None]
+    weights = None
+    if q_weight is not None:
+        weights = tl.where(is_query, tl.load(q_weight + channel), tl.load(k_weight + channel))
     wait_for_last(EARLY)
+    at = (row * (heads + 2 * groups) + line)[:, None] * SIZE + channel
+    x = tl.load(qkv + at, mask=(line < heads + 2 * groups)[:, None], other=0.0)
+    angle = rope + row * rope_stride + 2 * tl.arange(0, SIZE // 2)
+    cos, sin = tl.load(angle)[None, :], tl.load(angle + 1)[None, :]
     slot = row if slots is None else tl.load(slots + row)
-    at = qkv + (row * (heads + 2 * groups) + head) * SIZE
-    even, odd = tl.load(at + 2 * pair), tl.load(at + 2 * pair + 1)
-    kind = even.dtype
-    index = tl.load(target + row * target_stride)
-    if head >= heads + groups:
-        out = values + slot * slot_stride + (head - heads - groups) * group_stride + index * SIZE
-        tl.store(out + 2 * pair, cast_saturating(even, values, FP8))
-        tl.store(out + 2 * pair + 1, cast_saturating(odd, values, FP8))
-    else:
-        first, second = even.to(tl.float32), odd.to(tl.float32)
-        if q_weight is not None:
-            is_query = head < heads
-            first_weight = tl.where(is_query, tl.load(q_weight + 2 * pair), tl.load(k_weight + 2 * pair))
-            second_weight = tl.where(is_query, tl.load(q_weight + 2 * pair + 1), tl.load(k_weight + 2 * pair + 1))
-            scale = tl.rsqrt((tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / SIZE + eps)
-            first, second = first * scale, second * scale
-            if not ROUND_LAST:
-                first, second = first.to(kind).to(tl.float32), second.to(kind).to(tl.float32)
-            first = (first * first_weight.to(tl.float32)).to(kind).to(tl.float32)
-            second = (second * second_weight.to(tl.float32)).to(kind).to(tl.float32)
-        cos = tl.load(rope + row * rope_stride + 2 * pair)
-        sin = tl.load(rope + row * rope_stride + 2 * pair + 1)
-        new_even, new_odd = first * cos - second * sin, second * cos + first * sin
-        if head < heads:
-            to = query + (row * heads + head) * SIZE
-            tl.store(to + 2 * pair, new_even.to(kind))
-            tl.store(to + 2 * pair + 1, new_odd.to(kind))
-        else:
-            kept = keys + slot * slot_stride + (head - heads) * group_stride + index * SIZE
-            tl.store(kept + 2 * pair, cast_saturating(new_even.to(kind), keys, FP8))
-            tl.store(kept + 2 * pair + 1, cast_saturating(new_odd.to(kind), keys, FP8))
+    to = slot * slot_stride + tl.load(target + row * target_stride) * SIZE + channel
+    rotated = rotate(x, weights, cos, sin, eps, EACH, SIZE, ROUND_LAST)
+    tl.store(query + (row * heads + line)[:, None] * SIZE + channel, rotated, mask=is_query)
+    group = (line - heads).to(tl.int64)[:, None]
+    tl.store(keys + group * group_stride + to, cast_saturating(rotated, keys, FP8), mask=is_key)
+    tl.store(values + (group - groups) * group_stride + to, cast_saturating(x, values, FP8), mask=is_value)

@@ -18,7 +18,7 @@ from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
 from s1_mini.families.base import StageChain
 from s1_mini.families.codec_lm.model import FrameModel
-from s1_mini.families.codec_lm.stage import LanguageModel
+from s1_mini.families.codec_lm.stage import READS, LanguageModel
 from s1_mini.types import ChunkProfile
 
 # Frames of the first, second, … chunk of an utterance; the last size applies to all further chunks (as in Nari's
@@ -28,6 +28,7 @@ CHUNK_FRAMES: dict[ChunkProfile, tuple[int, ...]] = {
     "balanced": (4, 4, 8, 16, 25),
     "throughput": (25,),
 }
+GPU_PREFILLS = 16  # per plan on a GPU, where one captured call prefills all of them
 CODEC_SLOTS = 2  # per model slot, which may begin an utterance before the codec has decoded the previous one
 SMALL_CHUNK = 4  # maximum frames of a first chunk that the model's thread decodes if the codec's thread is busy
 SPARE_FRAMES = 32  # a thread that runs model and codec decodes, per turn, at most two frames per slot plus these
@@ -40,7 +41,6 @@ class LoadedFrameModel(Generic[Model, Codec]):
     """One checkpoint directory. Encoders of references are loaded when they are first needed."""
 
     reference: ClassVar[str] = ""  # name of the codes of a voice that the codec decodes before the utterance's
-    gpu_prefills: ClassVar[int] = StagePolicy.max_prefills  # per plan on a GPU
 
     def __init__(
         self,
@@ -74,7 +74,8 @@ class LoadedFrameModel(Generic[Model, Codec]):
                 output=frames,
                 slots=slots,
                 held_back=1,
-                max_prefills=self.gpu_prefills if is_gpu else StagePolicy.max_prefills,
+                prefill_positions=READS[-1] if is_gpu else StagePolicy.prefill_positions,
+                max_prefills=GPU_PREFILLS if is_gpu else StagePolicy.max_prefills,
                 not_finite="the model's logits were not finite",
             ),
             Chunks(

@@ -30,7 +30,7 @@ from s1_mini.runtime.rows import SharedPrefixes, SteppingSlots, fit, ladder, who
 from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.runtime.text_scores import Scores, TextScores
 
-READS = (16, 32, 64, 128, 256)  # positions of captured prefills
+READS = (16, 32, 64, 128, 256, 512, 1024)  # positions of captured prefills
 
 
 class LanguageModel(Stage):

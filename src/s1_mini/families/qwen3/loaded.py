@@ -34,7 +34,6 @@ class LoadedQwen3(LoadedFrameModel[Qwen3Model, Qwen12]):
     """One checkpoint directory. The encoders of references are loaded when they are first needed."""
 
     reference = CODES
-    gpu_prefills = 16  # most prompts are short, and one captured call prefills all of them
 
     def __init__(self, directory: Path, model: Qwen3Model, codec: Qwen12, encodes_on: torch.device) -> None:
         super().__init__(directory, model, codec, encodes_on, model.prompts.token_ends)
