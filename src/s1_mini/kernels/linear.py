@@ -37,7 +37,7 @@ if HAS_TRITON:
     import triton.language as tl
 
 GEMV_ROWS = 2
-MAX_INPUTS = 4096  # limit of one program of `gemv`
+MAX_INPUTS = 8192  # limit of one program of `gemv`
 MAX_ROWS = 128  # with more rows, cuBLAS is as fast
 TALL = 64  # rows of a tile, the minimum of Hopper's tensor cores
 PROMPT_ROWS = 512  # products of more rows, mostly steps of audio, use larger tiles in batch-invariant mode
@@ -103,6 +103,10 @@ def gemm_tile(
             return largest._replace(outputs=wide, inputs=block).within(limit, item_size, gated)
         if rows > MAX_ROWS and max(outputs, inputs) > 1024:
             return Tile(2 * TALL, TALL, block, warps=8, stages=3).within(limit, item_size, gated)
+    elif gated and outputs > 4096 and rows <= MAX_ROWS:  # all tiles fit on an H200 at once
+        wide, stages = (64, 5) if rows <= TALL else (32, 4)
+        stages = stages if item_size <= 2 else 2
+        return Tile(TALL, wide, min(block, 64), warps=4, stages=stages).within(limit, item_size, gated)
     if rows <= TALL:
         wide = 16 if outputs <= 1024 and inputs <= 1024 and not gated else 32
     else:
@@ -264,7 +268,7 @@ def gemv(
         GATED=gated,
         GELU=gelu,
         **launch(x),
-        num_warps=4,
+        num_warps=8 if inputs > 4096 else 4,
     )
     return out
 
