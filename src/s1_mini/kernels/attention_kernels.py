@@ -43,11 +43,24 @@ def merge_sums(top, total, mixed, block_top, block_total, block_mixed):
 
 
 @jit
+def operands(x, cached, EARLY: tl.constexpr):
+    """Return x and cached keys or values in the dtype of their product.
+
+    For fp8 and bf16, this is fp16, whose numbers include those of fp8: from capability 9 on, one instruction converts
+    two fp8 numbers to fp16; bf16 needs several.
+    """
+    KIND: tl.constexpr = tl.float16 if EARLY and x.dtype == tl.bfloat16 and cached.dtype != x.dtype else x.dtype
+    x = x.to(KIND)
+    return x, dequantize(cached, x, EARLY)
+
+
+@jit
 def block_scores(q, keys, start, index, last, scale, SIZE: tl.constexpr, EARLY: tl.constexpr):
     """Return the scores [P, BLOCK] of q [P, SIZE] with the keys of positions `index`; minus infinity from `last` on."""
     inside, channel = index < last, tl.arange(0, SIZE)
     k = tl.load(keys + start + index[None, :] * SIZE + channel[:, None], mask=inside[None, :], other=0.0)
-    score = tl.dot(q, dequantize(k, q, EARLY), input_precision="ieee") * scale
+    q, k = operands(q, k, EARLY)
+    score = tl.dot(q, k, input_precision="ieee") * scale
     return tl.where(inside[None, :], score, float("-inf"))
 
 
@@ -56,7 +69,8 @@ def block_values(weight, q, values, start, index, last, SIZE: tl.constexpr, EARL
     """Return the sum [P, SIZE] of the values of positions `index` [BLOCK], times `weight` [P, BLOCK] in q's dtype."""
     inside, channel = index < last, tl.arange(0, SIZE)
     v = tl.load(values + start + index[:, None] * SIZE + channel[None, :], mask=inside[:, None], other=0.0)
-    return tl.dot(weight.to(q.dtype), dequantize(v, q, EARLY), input_precision="ieee")
+    weight, v = operands(weight.to(q.dtype), v, EARLY)
+    return tl.dot(weight, v, input_precision="ieee")
 
 
 @jit
