@@ -119,3 +119,16 @@ def test_a_residual_unit_and_a_transposed_convolution_of_the_chain(channels: int
 
     assert_same_bits(lambda rows: residual_unit(x[rows], unit, ending, x[rows][:, 54:].contiguous())[0], (1, 16, 64))
     assert_same_bits(lambda rows: convolve_on(x[rows], transposed, 1, ending_of(4 * 96, 96, 0))[0], (1, 16, 64))
+
+
+@needs_gpu[0]
+@needs_gpu[1]
+@pytest.mark.parametrize("steps", [4, 16, 100])
+def test_the_first_convolutions_of_the_chain(steps: int) -> None:
+    """With few steps, programs take steps of several rows."""
+    x, weight = randn(ROWS, steps + 6, 1024, dtype=torch.float16), (randn(7, 1024, 1536) / 7168**0.5).half()
+    if not runs_chain(x):
+        pytest.skip("needs compute capability 9")
+    ending = ending_of(1536, 1536, 0)
+
+    assert_same_bits(lambda rows: convolve_on(x[rows], weight, 1, ending)[1], (1, 16, 63))

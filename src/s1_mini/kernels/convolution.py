@@ -19,8 +19,9 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-MANY_STEPS = 4096  # steps of all rows together; from here on tiles are large, because enough programs fill the GPU
+MANY_STEPS = 4096  # steps of all rows together; from here on tiles are the largest, because enough programs run
 INVARIANT_MANY_STEPS = 512  # the same limit in batch-invariant mode, for the steps of one row
+ENOUGH_PROGRAMS = 72  # with fewer steps, tiles shrink until so many run (an H100 has 132 multiprocessors)
 
 
 class ConvolutionTile(NamedTuple):
@@ -33,53 +34,68 @@ class ConvolutionTile(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None  # limit per thread
+    part: int = 0  # outputs of a residual unit that are computed at once
 
     @property
     def outputs(self) -> int:
         return self.wide + self.more
 
+    def programs(self, steps: int, outputs: int) -> int:
+        """Return the number of programs for so many steps and outputs."""
+        return -(-steps // self.tall) * -(-outputs // self.outputs)
+
+    def shares(self, steps: int, past: int) -> bool:
+        """Return whether programs take steps of several rows, and compute as many useless steps between rows as P.
+
+        They do if this saves at least a quarter of the products of a row, for any number of rows.
+        """
+        return 4 * (past + steps) <= 3 * -(-steps // self.tall) * self.tall
+
 
 FEW = ConvolutionTile(64, 32, 0, 64, warps=4, stages=4)
+MIDDLE = ConvolutionTile(64, 64, 0, 64, warps=4, stages=4)
+LARGE = ConvolutionTile(128, 128, 0, 64, warps=8, stages=3, registers=128)
+LARGEST = ConvolutionTile(128, 256, 0, 64, warps=8, stages=3)
 # Keys are numbers of outputs. Other numbers use the largest key that divides them, or the largest key if none does.
 # Tuned for 16 streams of 25 frames.
 DILATED = {
     96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4),
     192: ConvolutionTile(128, 128, 64, 32, warps=8, stages=5, registers=128),
-    384: ConvolutionTile(128, 128, 64, 64, warps=8, stages=2, registers=128),
-    768: ConvolutionTile(256, 128, 0, 64, warps=8, stages=3),
-    1536: ConvolutionTile(128, 256, 0, 64, warps=8, stages=3),
+    384: ConvolutionTile(256, 128, 0, 64, warps=8, stages=3),
+    768: LARGEST,
 }
 TRANSPOSED = {
-    192: ConvolutionTile(128, 128, 64, 64, warps=8, stages=2, registers=128),
-    768: ConvolutionTile(128, 128, 0, 64, warps=8, stages=3, registers=128),
-    3072: ConvolutionTile(128, 256, 0, 64, warps=8, stages=3),
+    192: ConvolutionTile(128, 128, 64, 32, warps=8, stages=4, registers=128),
+    768: LARGE,
+    3072: LARGEST,
 }
-POINTWISE = {
-    96: ConvolutionTile(64, 64, 32, 32, warps=4, stages=3),
-    192: ConvolutionTile(128, 64, 0, 64, warps=4, stages=3),
-    384: ConvolutionTile(128, 128, 0, 64, warps=4, stages=3),
-    768: ConvolutionTile(64, 128, 0, 64, warps=4, stages=4),
-}
-UNITS = {  # keys are the channels of a residual unit; `more` must be 0, otherwise Triton 3.6 reads out of bounds
-    96: ConvolutionTile(128, 128, 0, 32, warps=4, stages=4),
+POINTWISE = {384: LARGE}
+UNITS = {  # keys are the channels of residual units that one kernel computes
+    96: ConvolutionTile(128, 64, 32, 32, warps=4, stages=4, registers=168, part=32),
+    192: ConvolutionTile(64, 128, 64, 32, warps=4, stages=4, registers=168, part=64),
 }
 
 
 def is_many(rows: int, steps: int) -> bool:
-    """Return whether `rows` of `steps` steps use large tiles: if these fill a GPU, or for invariance, if a row is long.
+    """Return whether `rows` of `steps` steps use the largest tiles, because these fill a GPU.
 
-    In batch-invariant mode, the result does not depend on `rows`.
+    In batch-invariant mode, the result does not depend on `rows`, but on whether a row is long.
     """
     return steps >= INVARIANT_MANY_STEPS if is_batch_invariant() else rows * steps >= MANY_STEPS
 
 
-def tile_of(outputs: int, taps: int, *, many: bool) -> ConvolutionTile:
-    """Return the tile of a convolution with `many` steps or few."""
-    if not many:
-        return FEW
+def tile_of(outputs: int, taps: int, rows: int, steps: int) -> ConvolutionTile:
+    """Return the tile of a convolution of `rows` of `steps` steps: the largest one that gives enough programs.
+
+    In batch-invariant mode, the result does not depend on `rows`.
+    """
     table = {1: POINTWISE, 2: TRANSPOSED}.get(taps, DILATED)
     fitting = [width for width in table if outputs % width == 0]
-    return table[max(fitting or table)]
+    best = table[max(fitting or table)]
+    if is_many(rows, steps):
+        return best
+    total = steps if is_batch_invariant() else rows * steps
+    return next((tile for tile in (best, LARGE, MIDDLE) if tile.programs(total, outputs) >= ENOUGH_PROGRAMS), FEW)
 
 
 def convolve(x: Tensor, weight: Tensor, dilation: int) -> Tensor:

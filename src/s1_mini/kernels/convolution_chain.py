@@ -1,20 +1,21 @@
 """A convolution fused with its epilogue (bias, skip, Snake, space for the next layer's past), and whole residual units.
 
 The kernels combine `kernels/convolution.py` and `kernels/snake.py`, for 16-bit dtypes on GPUs of compute capability 9,
-whose copy engine loads tiles. A transposed convolution is computed as a convolution whose O outputs are the N channels
+whose copy engine moves tiles. A transposed convolution is computed as a convolution whose O outputs are the N channels
 of O / N consecutive steps.
 Shapes: B rows, T steps, P steps before them, C inputs, O outputs, K taps, N channels (O is a multiple of N).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, jit, jit_for_any, runs_triton
+from s1_mini.kernels.backend import HAS_TRITON, jit, jit_for_any, launch, runs_triton, wait_for_last
 from s1_mini.kernels.convolution import UNITS, ConvolutionTile, convolve, is_many, tile_of
 from s1_mini.kernels.snake import Rows, quick_snake_of, snake_of_table
 
@@ -53,14 +54,25 @@ def _exchange_past_triton(joined: Tensor, past: Tensor, rows: Rows) -> None:
         context,
         triton.next_power_of_2(context),
         BLOCK_CHANNELS,
+        **launch(joined),
         num_warps=4,
     )
 
 
 @jit_for_any("length")
 def _exchange_kernel(
-    joined, past, slot_ids, reset_mask, length, channels, CONTEXT: tl.constexpr, PAST: tl.constexpr, BLOCK: tl.constexpr
+    joined,
+    past,
+    slot_ids,
+    reset_mask,
+    length,
+    channels,
+    CONTEXT: tl.constexpr,
+    PAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_last(EARLY)
     row = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     step = tl.arange(0, PAST)
@@ -111,8 +123,7 @@ def convolve_on(
     T * O / N. Call `exchange_past` to fill the first `context` steps of the second result.
     """
     if runs_triton(x):
-        many = is_many(len(x), x.shape[1] - (len(weight) - 1) * dilation)
-        tile = tile_of(weight.shape[2], len(weight), many=many)
+        tile = tile_of(weight.shape[2], len(weight), len(x), x.shape[1] - (len(weight) - 1) * dilation)
         return convolve_on_triton(x, weight, dilation, epilogue, skip, tile)
     total = convolve(x, weight, dilation).float()
     if epilogue.bias is not None:
@@ -124,9 +135,16 @@ def convolve_on(
     return total, torch.cat((out.new_zeros(len(x), epilogue.context, epilogue.channels), out), dim=1)
 
 
-def descriptor(matrix: Tensor, block: tuple[int, int]) -> TensorDescriptor:
-    """Return a descriptor with which the copy engine loads blocks of a matrix; reads outside the matrix return 0."""
-    return TensorDescriptor.from_tensor(matrix, list(block))
+def descriptor(tensor: Tensor, *block: int) -> TensorDescriptor:
+    """Return a descriptor with which the copy engine copies blocks of a tensor.
+
+    Outside the tensor, it reads 0 and writes nothing.
+    """
+    return TensorDescriptor.from_tensor(tensor, list(block))
+
+
+def _descriptors(tensors: Sequence[Tensor | None], tall: int, wide: int) -> list[TensorDescriptor | None]:
+    return [None if each is None else descriptor(each, 1, tall, wide) for each in tensors]
 
 
 def convolve_on_triton(
@@ -138,30 +156,39 @@ def convolve_on_triton(
     assert x.is_contiguous()
     assert inputs % COPIED == outputs % COPIED == 0
     steps = length - (taps - 1) * dilation
-    steps_per_input = outputs // epilogue.channels
-    joined = x.new_empty(batch, epilogue.context + steps * steps_per_input, epilogue.channels)
-    total = x.new_empty(batch, steps * steps_per_input, epilogue.channels) if epilogue.keeps_total else None
+    total, joined, stored = _outputs(x, steps, outputs, epilogue)
+    tensors = [None if skip is None else skip.view(batch, steps, outputs), *stored]
+    narrow = tile.more or tile.wide
     matrix = weight.view(-1, outputs)
-    _chain_kernel[(triton.cdiv(steps, tile.tall) * triton.cdiv(outputs, tile.outputs), batch)](
-        descriptor(x.view(-1, inputs), (tile.tall, tile.block)),
-        descriptor(matrix, (tile.block, tile.wide)),
-        descriptor(matrix, (tile.block, tile.more or tile.wide)),
+    shared = tile.shares(steps, length - steps)
+    ends: list[Tensor | TensorDescriptor | None]
+    if shared:
+        grid = (tile.programs((batch - 1) * length + steps, outputs), 1)
+        x, ends = x.view(1, -1, inputs), [*tensors, *tensors]
+    else:
+        grid = (tile.programs(steps, outputs), batch)
+        ends = [*_descriptors(tensors, tile.tall, tile.wide), *_descriptors(tensors, tile.tall, narrow)]
+    _chain_kernel[grid](
+        descriptor(x, 1, tile.tall, tile.block),
+        descriptor(matrix, tile.block, tile.wide),
+        descriptor(matrix, tile.block, narrow),
         epilogue.bias,
         epilogue.snake,
-        skip,
-        total,
-        joined,
+        *ends,
+        batch,
         length,
         steps,
-        dilation,
         epilogue.context * epilogue.channels,
+        dilation,
         inputs,
         outputs,
         taps,
+        shared,
         tile.tall,
         tile.wide,
         tile.more,
         tile.block,
+        **launch(x),
         num_warps=tile.warps,
         num_stages=tile.stages,
         maxnreg=tile.registers,
@@ -169,11 +196,26 @@ def convolve_on_triton(
     return joined if total is None else total, joined
 
 
+def _outputs(
+    x: Tensor, steps: int, outputs: int, epilogue: Epilogue
+) -> tuple[Tensor | None, Tensor, tuple[Tensor | None, Tensor]]:
+    """Allocate both results of a convolution of T = `steps` steps; return them and their views [B, T, O] to fill."""
+    batch, channels, context = len(x), epilogue.channels, epilogue.context
+    length = steps * outputs // channels
+    joined = x.new_empty(batch, context + length, channels)
+    stored = joined.as_strided((batch, steps, outputs), ((context + length) * channels, outputs, 1), context * channels)
+    if not epilogue.keeps_total:
+        return None, joined, (None, stored)
+    total = x.new_empty(batch, length, channels)
+    return total, joined, (total.view(batch, steps, outputs), stored)
+
+
 @jit
 def sum_taps(
     x,
     weight,
     weight_more,
+    row,
     first,
     to,
     dilation,
@@ -192,7 +234,7 @@ def sum_taps(
         tap = number // BLOCKS
         channel = (number % BLOCKS) * BLOCK
         # Reads beyond the last channel of x return 0, so the next tap's weights, which are read there, have no effect.
-        seen = x.load([first + tap * dilation, channel])
+        seen = x.load([row, first + tap * dilation, channel]).reshape(TALL, BLOCK)
         total = tl.dot(seen, weight.load([tap * INPUTS + channel, to]), total)
         if MORE > 0:
             more_sums = tl.dot(seen, weight_more.load([tap * INPUTS + channel, to + WIDE]), more_sums)
@@ -207,32 +249,51 @@ def store_output(
     skip,
     total,
     joined,
-    step,
+    row,
+    start,
     to,
-    steps,
     OUTPUTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SHARED: tl.constexpr = False,
+    rows=0,
+    length=0,
+    steps=0,
+    before=0,
 ):
     """Add bias and skip to sums [T, WIDTH] of the outputs from `to` on, and store the total and its Snake.
 
     The total is stored in `total`, its Snake in `joined`. `bias`, `snake`, `skip` and `total` may be None.
+    SHARED: the sums are of several rows; `start` counts the steps of all rows and their pasts, and `skip`, `total` and
+    `joined` are pointers, not descriptors.
     """
     output = to + tl.arange(0, WIDTH)
     taken = output < OUTPUTS
-    at = step[:, None] * OUTPUTS + output[None, :]
-    inside = (step < steps)[:, None] & taken[None, :]
+    if SHARED:
+        position = start + tl.arange(0, value.shape[0])
+        row, step = (position // length).to(tl.int64), position % length
+        inside = ((row < rows) & (step < steps))[:, None] & taken[None, :]
+        at = ((row * steps + step) * OUTPUTS)[:, None] + output[None, :]
     if bias is not None:
         value += tl.load(bias + output, mask=taken, other=0.0).to(tl.float32)[None, :]
     if skip is not None:
-        value += tl.load(skip + at, mask=inside, other=0.0).to(tl.float32)
+        if SHARED:
+            value += tl.load(skip + at, mask=inside, other=0.0).to(tl.float32)
+        else:
+            value += skip.load([row, start, to]).reshape(value.shape).to(tl.float32)
     if total is not None:
-        tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
+        if SHARED:
+            tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
+        else:
+            total.store([row, start, to], value.to(total.dtype).reshape(total.block_shape))
     if snake is not None:
         value = quick_snake_of(value, snake, output, OUTPUTS, taken)
-    tl.store(joined + at, value.to(joined.dtype.element_ty), mask=inside)
+    if SHARED:
+        tl.store(joined + (row * before)[:, None] + at, value.to(joined.dtype.element_ty), mask=inside)
+    else:
+        joined.store([row, start, to], value.to(joined.dtype).reshape(joined.block_shape))
 
 
-@jit_for_any("length", "steps", "dilation")
+@jit_for_any("rows", "length", "steps", "dilation")
 def _chain_kernel(
     x,
     weight,
@@ -242,35 +303,53 @@ def _chain_kernel(
     skip,
     total,
     joined,
+    skip_more,
+    total_more,
+    joined_more,
+    rows,
     length,
     steps,
-    dilation,
     before,
+    dilation,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     TAPS: tl.constexpr,
+    SHARED: tl.constexpr,
     TALL: tl.constexpr,
     WIDE: tl.constexpr,
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_last(EARLY)
     TILES: tl.constexpr = (OUTPUTS + WIDE + MORE - 1) // (WIDE + MORE)
     row = tl.program_id(1)
     start = (tl.program_id(0) // TILES) * TALL
     to = (tl.program_id(0) % TILES) * (WIDE + MORE)
-    sums, more_sums = sum_taps(
-        x, weight, weight_more, row * length + start, to, dilation, INPUTS, TAPS, TALL, WIDE, MORE, BLOCK
+    sums, more_sums = sum_taps(x, weight, weight_more, row, start, to, dilation, INPUTS, TAPS, TALL, WIDE, MORE, BLOCK)
+    store_output(
+        sums, bias, snake, skip, total, joined, row, start, to, OUTPUTS, WIDE, SHARED, rows, length, steps, before
     )
-    step = start + tl.arange(0, TALL)
-    row_offset = row.to(tl.int64)
-    if skip is not None:
-        skip += row_offset * steps * OUTPUTS
-    if total is not None:
-        total += row_offset * steps * OUTPUTS
-    joined += row_offset * (before + steps * OUTPUTS) + before
-    store_output(sums, bias, snake, skip, total, joined, step, to, steps, OUTPUTS, WIDE)
     if MORE > 0:
-        store_output(more_sums, bias, snake, skip, total, joined, step, to + WIDE, steps, OUTPUTS, MORE)
+        to += WIDE
+        store_output(
+            more_sums,
+            bias,
+            snake,
+            skip_more,
+            total_more,
+            joined_more,
+            row,
+            start,
+            to,
+            OUTPUTS,
+            MORE,
+            SHARED,
+            rows,
+            length,
+            steps,
+            before,
+        )
 
 
 @dataclass(frozen=True)
@@ -306,31 +385,30 @@ def residual_unit_triton(
     assert skip.is_contiguous()
     assert between.bias is not None
     assert between.snake is not None
-    assert tile.wide >= channels == epilogue.channels
-    assert not tile.more
-    out = joined.new_empty(batch, epilogue.context + steps, channels)
-    total = joined.new_empty(batch, steps, channels) if epilogue.keeps_total else None
+    assert tile.outputs >= channels == epilogue.channels
+    total, out, stored = _outputs(joined, steps, channels, epilogue)
     first, second = weights.dilated.view(-1, channels), weights.pointwise.view(channels, channels)
+    narrow = tile.more or tile.wide
     _unit_kernel[(triton.cdiv(steps, tile.tall), batch)](
-        descriptor(joined.view(-1, channels), (tile.tall, tile.block)),
-        descriptor(first, (tile.block, tile.wide)),
-        descriptor(second, (tile.wide, tile.wide)),
+        descriptor(joined, 1, tile.tall, tile.block),
+        descriptor(first, tile.block, tile.wide),
+        descriptor(first, tile.block, narrow),
+        descriptor(second, tile.wide, tile.part),
+        descriptor(second, narrow, tile.part),
         between.bias,
         between.snake,
         epilogue.bias,
         epilogue.snake,
-        skip,
-        total,
-        out,
-        joined.shape[1],
-        steps,
+        *_descriptors((skip, *stored), tile.tall, tile.part),
         weights.dilation,
-        epilogue.context * channels,
         channels,
         len(weights.dilated),
         tile.tall,
         tile.wide,
+        tile.more,
         tile.block,
+        tile.part,
+        **launch(joined),
         num_warps=tile.warps,
         num_stages=tile.stages,
         maxnreg=tile.registers,
@@ -339,19 +417,21 @@ def residual_unit_triton(
 
 
 @jit
-def _between(value, bias, snake, kind, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """Add the bias to the sums [T, WIDTH], apply Snake, and round to the dtype `kind`."""
-    channel = tl.arange(0, WIDTH)
+def _between(value, bias, snake, kind, first, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+    """Add the bias to the sums [T, WIDTH] of the channels from `first` on, apply Snake, round to the dtype `kind`."""
+    channel = first + tl.arange(0, WIDTH)
     taken = channel < CHANNELS
     value += tl.load(bias + channel, mask=taken, other=0.0).to(tl.float32)[None, :]
     return quick_snake_of(value, snake, channel, CHANNELS, taken).to(kind)
 
 
-@jit_for_any("length", "steps", "dilation")
+@jit_for_any("dilation")
 def _unit_kernel(
     x,
     weight,
+    weight_more,
     second,
+    second_more,
     between_bias,
     between_snake,
     bias,
@@ -359,26 +439,26 @@ def _unit_kernel(
     skip,
     total,
     joined,
-    length,
-    steps,
     dilation,
-    before,
     CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
     TALL: tl.constexpr,
     WIDE: tl.constexpr,
+    MORE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_last(EARLY)
     row = tl.program_id(1)
     start = tl.program_id(0) * TALL
-    sums, _ = sum_taps(x, weight, weight, row * length + start, 0, dilation, CHANNELS, TAPS, TALL, WIDE, 0, BLOCK)
-    inner = _between(sums, between_bias, between_snake, joined.dtype.element_ty, CHANNELS, WIDE)
-    step = start + tl.arange(0, TALL)
-    row_offset = row.to(tl.int64)
-    skip += row_offset * steps * CHANNELS
-    if total is not None:
-        total += row_offset * steps * CHANNELS
-    joined += row_offset * (before + steps * CHANNELS) + before
+    sums, more_sums = sum_taps(x, weight, weight_more, row, start, 0, dilation, CHANNELS, TAPS, TALL, WIDE, MORE, BLOCK)
     # `inner` is 0 in the channels that only pad the width, and their weights are 0.
-    out = tl.dot(inner, second.load([0, 0]))
-    store_output(out, bias, snake, skip, total, joined, step, 0, steps, CHANNELS, WIDE)
+    inner = _between(sums, between_bias, between_snake, joined.dtype, 0, CHANNELS, WIDE)
+    if MORE > 0:
+        more_inner = _between(more_sums, between_bias, between_snake, joined.dtype, WIDE, CHANNELS, MORE)
+    for part in tl.range((CHANNELS + PART - 1) // PART, num_stages=2):
+        out = tl.dot(inner, second.load([0, part * PART]))
+        if MORE > 0:
+            out = tl.dot(more_inner, second_more.load([WIDE, part * PART]), out)
+        store_output(out, bias, snake, skip, total, joined, row, start, part * PART, CHANNELS, PART)
