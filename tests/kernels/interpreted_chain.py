@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernel_checks import randn
+from s1_mini.kernels import convolution
 from s1_mini.kernels.convolution import FEW, UNITS, ConvolutionTile, tile_of
 from s1_mini.kernels.convolution_chain import (
     Epilogue,
@@ -146,3 +147,13 @@ def test_angles_of_any_size_have_their_sine() -> None:
 
     wide, steep = x.double(), alpha.double()
     torch.testing.assert_close(ours.double(), wide + (steep * wide).sin().square() / steep, atol=2e-3, rtol=2**-10)
+
+
+@pytest.mark.parametrize(("steps", "channels"), [(1, 64), (9, 48)])
+def test_a_depthwise_convolution_and_its_norm(monkeypatch: pytest.MonkeyPatch, steps: int, channels: int) -> None:
+    x, taps, bias, norm = randn(2, steps + 6, channels), randn(7, channels), randn(channels), nn.LayerNorm(channels)
+    norm.weight.data, norm.bias.data = randn(2, channels)
+    theirs = convolution.depthwise_norm(x, taps, bias, norm)
+    monkeypatch.setattr(convolution, "runs_triton", lambda _: True)
+
+    torch.testing.assert_close(convolution.depthwise_norm(x, taps, bias, norm), theirs, atol=1e-5, rtol=1e-5)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from kernel_checks import assert_close, assert_near, by_both, dtypes, needs_gpu, randn
 from s1_mini.kernels import convolution, decode_attention, head_scores, linear, norm, snake, swiglu, weight
@@ -244,6 +245,21 @@ def test_a_dilated_convolution(
 
     bound = {torch.float32: 1e-2, torch.float16: 2**-7, torch.bfloat16: 2**-4}[dtype]  # cuDNN may use TF32
     assert (ours.float() - theirs.float()).abs().max() <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "steps", "channels"), [(1, 1, 1024), (3, 50, 1024), (2, 5, 48), (70, 16, 512)])
+def test_a_depthwise_convolution_and_its_norm(dtype: torch.dtype, rows: int, steps: int, channels: int) -> None:
+    x, weight, bias = (
+        randn(*shape, dtype=dtype) for shape in ((rows, steps + 6, channels), (7, channels), (channels,))
+    )
+    spec = nn.LayerNorm(channels, eps=1e-6, device=x.device, dtype=dtype)
+    spec.weight.data, spec.bias.data = 1 + weight[0], bias.flip(0)
+
+    ours = convolution.depthwise_norm(x, weight, bias, spec)
+
+    total = sum(x[:, tap : tap + steps].float() * weight[tap].float() for tap in range(7)) + bias.float()
+    assert_close(ours, F.layer_norm(total, (channels,), spec.weight.float(), spec.bias.float(), spec.eps), dtype)
 
 
 @needs_fp8

@@ -11,9 +11,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from s1_mini.kernels.backend import HAS_TRITON, is_batch_invariant, jit, runs_triton
+from s1_mini.kernels.backend import (
+    HAS_TRITON,
+    is_batch_invariant,
+    jit,
+    jit_for_any,
+    launch,
+    runs_triton,
+    wait_for_last,
+)
 
 if HAS_TRITON:
     import triton
@@ -21,6 +29,7 @@ if HAS_TRITON:
 
 MANY_STEPS = 4096  # steps of all rows together; from here on tiles are the largest, because enough programs run
 INVARIANT_MANY_STEPS = 512  # the same limit in batch-invariant mode, for the steps of one row
+STEPS_PER_NORM = 4  # steps of one program of `depthwise_norm`
 ENOUGH_PROGRAMS = 72  # with fewer steps, tiles shrink until so many run (an H100 has 132 multiprocessors)
 
 
@@ -173,3 +182,70 @@ def _convolve_kernel(
         total = tl.dot(seen, weights, total, input_precision="ieee")
     where = out + row * steps * outputs + step[:, None] * outputs + to[None, :]
     tl.store(where, total.to(out.dtype.element_ty), mask=present[:, None] & taken[None, :])
+
+
+def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor | None, norm: nn.LayerNorm) -> Tensor:
+    """Convolve each channel of x [B, P + T, C] with `weight` [K, C], where P is K - 1; return its norm [B, T, C]."""
+    batch, length, channels = x.shape
+    taps = len(weight)
+    if not runs_triton(x):
+        inner = F.conv1d(x.transpose(1, 2), weight.t().unsqueeze(1), bias, groups=channels).transpose(1, 2)
+        return norm(inner)
+    steps = length - taps + 1
+    out = x.new_empty(batch, steps, channels)
+    _depthwise_norm_kernel[(triton.cdiv(steps, STEPS_PER_NORM), batch)](
+        x.contiguous(),
+        weight,
+        bias,
+        norm.weight,
+        norm.bias,
+        out,
+        length,
+        steps,
+        norm.eps,
+        channels,
+        triton.next_power_of_2(channels),
+        taps,
+        STEPS_PER_NORM,
+        **launch(x),
+        num_warps=8,
+    )
+    return out
+
+
+@jit_for_any("length", "steps", "eps")
+def _depthwise_norm_kernel(
+    x,
+    weight,
+    bias,
+    scale,
+    shift,
+    out,
+    length,
+    steps,
+    eps,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait_for_last(EARLY)
+    row = tl.program_id(1).to(tl.int64)
+    step = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.arange(0, WIDTH)
+    taken = channel < CHANNELS
+    inside = (step < steps)[:, None] & taken[None, :]
+    at = step[:, None] * CHANNELS + channel[None, :]
+    x += row * length * CHANNELS
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    if bias is not None:
+        total += tl.load(bias + channel, mask=taken, other=0.0).to(tl.float32)[None, :]
+    for tap in tl.static_range(TAPS):
+        seen = tl.load(x + tap * CHANNELS + at, mask=inside, other=0.0).to(tl.float32)
+        total += seen * tl.load(weight + tap * CHANNELS + channel, mask=taken, other=0.0).to(tl.float32)[None, :]
+    rest = tl.where(taken[None, :], total - (tl.sum(total, axis=1) / CHANNELS)[:, None], 0.0)
+    normed = rest * tl.rsqrt(tl.sum(rest * rest, axis=1) / CHANNELS + eps)[:, None]
+    normed = normed * tl.load(scale + channel, mask=taken, other=0.0).to(tl.float32)[None, :]
+    normed += tl.load(shift + channel, mask=taken, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + row * steps * CHANNELS + at, normed.to(out.dtype.element_ty), mask=inside)

@@ -32,7 +32,7 @@ from s1_mini.codecs.causal.layers import (
     transposed_by_step,
     window_mask,
 )
-from s1_mini.kernels.convolution import convolve
+from s1_mini.kernels.convolution import convolve, depthwise_norm
 from s1_mini.kernels.convolution_chain import (
     COPIED,
     Epilogue,
@@ -207,16 +207,16 @@ class _Upsampling:
     def __init__(self, stage: Chain, pasts: _Pasts) -> None:
         transposed, block = cast(CausalConvTranspose1d, stage[0]), cast(ConvNeXtBlock, stage[1])
         self._transposed = _TransposedConvolution(transposed, pasts)
-        self._depthwise, self._norm, self._up = block.dwconv.conv, block.norm, block.pwconv1
-        self.past = pasts.of(self._depthwise.weight, block.dwconv.context, block.gamma.numel())
+        depthwise = block.dwconv.conv
+        self._norm, self._up = block.norm, block.pwconv1
+        self.past = pasts.of(depthwise.weight, block.dwconv.context, block.gamma.numel())
+        self._taps, self._taps_bias = depthwise.weight.squeeze(1).t().contiguous(), depthwise.bias  # [K, C], [C]
         self._down_weight = block.gamma.unsqueeze(1) * block.pwconv2.weight
         self._bias = block.gamma * block.pwconv2.bias
 
     def __call__(self, x: _Sum, rows: Rows) -> _Sum:
-        conv, norm = self._depthwise, self._norm
         total, joined = self._transposed(x, None, rows).enter(None, self.past, rows, keeps_total=True)
-        inner = F.conv1d(joined.transpose(1, 2), conv.weight, conv.bias, groups=conv.groups).transpose(1, 2)
-        inner = F.layer_norm(inner, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        inner = depthwise_norm(joined, self._taps, self._taps_bias, self._norm)
         activated = F.gelu(linear(inner, self._up.weight, self._up.bias))
         return _Sum(linear(activated, self._down_weight, None), self._bias, total)
 
