@@ -199,7 +199,8 @@ def test_any_number_of_rows_of_any_few_steps(inputs: int, outputs: int, taps: in
             )
             total, joined = convolve_on(x, weight, 1, ending, skip)
             expected = exact(x, weight, ending, skip)
-            for ours, theirs in ((total, expected), (joined[:, 6:], snake_of_table(expected, ending.snake))):
+            snaked = snake_of_table(expected, ending.snake[:, : ending.channels])
+            for ours, theirs in ((total, expected), (joined[:, 6:], snaked)):
                 assert (ours - theirs).abs().max() <= 2**-10 * theirs.abs().max(), f"{rows} rows of {steps} steps"
 
 

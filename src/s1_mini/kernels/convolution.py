@@ -13,15 +13,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from s1_mini.kernels.backend import (
-    HAS_TRITON,
-    is_batch_invariant,
-    jit,
-    jit_for_any,
-    launch,
-    runs_triton,
-    wait_for_last,
-)
+from s1_mini.kernels.backend import HAS_TRITON, is_batch_invariant, jit, jit_for_any, runs_triton
 
 if HAS_TRITON:
     import triton
@@ -207,7 +199,6 @@ def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor | None, norm: nn.Laye
         triton.next_power_of_2(channels),
         taps,
         STEPS_PER_NORM,
-        **launch(x),
         num_warps=8,
     )
     return out
@@ -228,9 +219,7 @@ def _depthwise_norm_kernel(
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    wait_for_last(EARLY)
     row = tl.program_id(1).to(tl.int64)
     step = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, WIDTH)

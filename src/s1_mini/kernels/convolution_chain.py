@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from s1_mini.kernels.backend import HAS_TRITON, jit, jit_for_any, launch, runs_triton, wait_for_last
+from s1_mini.kernels.backend import HAS_TRITON, jit, jit_for_any, runs_triton
 from s1_mini.kernels.convolution import UNITS, ConvolutionTile, convolve, is_many, tile_of
 from s1_mini.kernels.snake import Rows, quick_snake_of, snake_of_table
 
@@ -54,25 +54,14 @@ def _exchange_past_triton(joined: Tensor, past: Tensor, rows: Rows) -> None:
         context,
         triton.next_power_of_2(context),
         BLOCK_CHANNELS,
-        **launch(joined),
         num_warps=4,
     )
 
 
 @jit_for_any("length")
 def _exchange_kernel(
-    joined,
-    past,
-    slot_ids,
-    reset_mask,
-    length,
-    channels,
-    CONTEXT: tl.constexpr,
-    PAST: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    joined, past, slot_ids, reset_mask, length, channels, CONTEXT: tl.constexpr, PAST: tl.constexpr, BLOCK: tl.constexpr
 ):
-    wait_for_last(EARLY)
     row = tl.program_id(1).to(tl.int64)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     step = tl.arange(0, PAST)
@@ -188,7 +177,6 @@ def convolve_on_triton(
         tile.wide,
         tile.more,
         tile.block,
-        **launch(x),
         num_warps=tile.warps,
         num_stages=tile.stages,
         maxnreg=tile.registers,
@@ -319,9 +307,7 @@ def _chain_kernel(
     WIDE: tl.constexpr,
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    wait_for_last(EARLY)
     TILES: tl.constexpr = (OUTPUTS + WIDE + MORE - 1) // (WIDE + MORE)
     row = tl.program_id(1)
     start = (tl.program_id(0) // TILES) * TALL
@@ -408,7 +394,6 @@ def residual_unit_triton(
         tile.more,
         tile.block,
         tile.part,
-        **launch(joined),
         num_warps=tile.warps,
         num_stages=tile.stages,
         maxnreg=tile.registers,
@@ -447,9 +432,7 @@ def _unit_kernel(
     MORE: tl.constexpr,
     BLOCK: tl.constexpr,
     PART: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    wait_for_last(EARLY)
     row = tl.program_id(1)
     start = tl.program_id(0) * TALL
     sums, more_sums = sum_taps(x, weight, weight_more, row, start, 0, dilation, CHANNELS, TAPS, TALL, WIDE, MORE, BLOCK)
