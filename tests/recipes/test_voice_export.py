@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from recipes.voice import again, export
+from recipes.voice.average import average
 from recipes.voice.speakers import NAMED
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.codecs.dac.config import read_dac_config
@@ -64,3 +65,15 @@ def test_a_resumed_training_has_the_weights_before_the_export(tiny: Path, tmp_pa
         for name, tensor in begun.items():
             step = trained[name].float().abs().max() / 127
             torch.testing.assert_close(tensor, trained[name].float(), rtol=1e-2, atol=float(step))
+
+
+def test_codecs_are_averaged_tensor_by_tensor(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for path, tensors in zip(paths, ({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, 3.0])}, {"v": torch.zeros(2)})):
+        save_file(tensors, path)
+
+    average(paths[:2], tmp_path / "mean")
+
+    assert load_file(tmp_path / "mean")["w"].tolist() == [0.5, 1.5]
+    with pytest.raises(ValueError, match="c has other tensors than .*a"):
+        average([paths[0], paths[2]], tmp_path / "mean")
