@@ -2,9 +2,9 @@
 
 python -m recipes.voice.again --checkpoint src/s1_mini/default_model --work DIR
 
-Dequantizes the weights, undoes the scaling of the export, and removes the export's drive and ceiling from the codec's
-config. `codec.py decoder` and `model.py` then continue from `DIR` with fresh optimisers, and `tokens.py` uses
-the codec.
+Dequantizes the weights, undoes the scaling of the export, and removes the export's drive, ceiling and encoder id from
+the codec's config. `codec.py decoder` and `model.py` then continue from `DIR` with fresh optimisers, and
+`tokens.py` uses the codec.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def begin(checkpoint: Path, work: Path) -> None:
     model, codec = (_read(checkpoint / name) for name in FILES)
     model = {name: tensor / COLDER.get(name, 1.0) for name, tensor in model.items()}
     config = json.loads((checkpoint / "codec_config.json").read_text())
-    trained = {name: value for name, value in config.items() if name not in BOUND}
+    trained = {name: value for name, value in config.items() if name not in {*BOUND, "encoder_id"}}
     for name, tensors in zip(FILES, (model, codec), strict=True):
         save_file(tensors, work / name)
     (work / "codec_config.json").write_text(json.dumps(trained, indent=2), encoding="utf-8")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from recipes.voice.shared import parser
 
@@ -23,8 +24,13 @@ def average(codecs: Sequence[Path], output: Path) -> None:
     for path, file in zip(codecs[1:], others, strict=True):
         if {name: tensor.shape for name, tensor in file.items()} != shapes:
             raise ValueError(f"{path} has other tensors than {codecs[0]}")
-    means = {name: torch.stack([file[name].float() for file in files]).mean(0).to(first[name].dtype) for name in first}
-    save_file(means, output)
+    save_file({name: _mean([file[name] for file in files]) for name in first}, output)
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    if all(torch.equal(tensor, tensors[0]) for tensor in tensors):
+        return tensors[0]  # the mean of equal numbers may differ by rounding, and so may the encoder's codes
+    return torch.stack([tensor.float() for tensor in tensors]).mean(0).to(tensors[0].dtype)
 
 
 if __name__ == "__main__":

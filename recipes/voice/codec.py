@@ -401,7 +401,7 @@ class CodecTraining(TimedTraining):
         self.adversary.load_state_dict(state["adversary"])
         self._judges_optimiser.load_state_dict(state["judges"])
         self._let_judges_follow()
-        self._patience = state["patience"]
+        self._patience = state.get("patience", 0)  # states of before 2026-11-29 have none
 
     def save(self) -> None:
         super().save()

@@ -1,11 +1,12 @@
 """Export the built-in checkpoint: the trained weights in eight bits, its voices, its model card.
 
-python -m recipes.voice.export --work DIR --teacher DIR --output build/voice
+python -m recipes.voice.export --work DIR --teacher DIR --output build/voice [--encoder-id ID]
 
 `--work` has the finished codec and model; `--teacher` is the output of `packages.py`. Every voice is an encoded
 utterance of the teacher. Listeners prefer a lower temperature of both transformers, mainly of the depth transformer; it
 is folded into the weights, so that it applies with all settings. The codec's config gets a drive, which raises the
-volume, and a ceiling for the peaks. Needs hibari-tts.
+volume, and a ceiling for the peaks. After training of the decoder alone, give the built-in codec's `encoder_id` as
+`--encoder-id`, so that stored voices remain valid. Needs hibari-tts.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def references(teacher: Path) -> dict[str, Tensor]:
     return {names[place]: torch.from_numpy(wave).float() / 32768 for _, place, wave in said}
 
 
-def finished(work: Path, output: Path) -> None:
+def finished(work: Path, output: Path, encoder_id: str = "") -> None:
     """Copy the checkpoint of `work` to `output` with a lower temperature, and with `BOUND` in the codec's config."""
     shutil.copytree(work, output, ignore=shutil.ignore_patterns("*.safetensors", "*.pt", "tokens", "speech"))
     shutil.copyfile(work / "codec.safetensors", output / "codec.safetensors")
@@ -72,13 +73,14 @@ def finished(work: Path, output: Path) -> None:
         model[name] = (model[name].float() * factor).to(model[name].dtype)
     save_file(model, output / "model.safetensors")
     config = output / "codec_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | BOUND), encoding="utf-8")
+    ids = {"encoder_id": encoder_id} if encoder_id else {}
+    config.write_text(json.dumps(json.loads(config.read_text()) | BOUND | ids), encoding="utf-8")
 
 
-def export(work: Path, output: Path, waves: dict[str, Tensor]) -> None:
+def export(work: Path, output: Path, waves: dict[str, Tensor], encoder_id: str = "") -> None:
     """Write the checkpoint of `work` to the new directory `output`, with voices and this folder's model card."""
     with tempfile.TemporaryDirectory() as folder:
-        finished(work, Path(folder) / "finished")
+        finished(work, Path(folder) / "finished", encoder_id)
         convert_checkpoint(Path(folder) / "finished", output, Conversion(precision="int8", codec_precision="int8"))
     codec = open_dac(output, encodes=True)
     (output / FOLDER).mkdir()
@@ -90,5 +92,5 @@ def export(work: Path, output: Path, waves: dict[str, Tensor]) -> None:
 
 
 if __name__ == "__main__":
-    given = parser(__doc__, work=Path, teacher=Path, output=Path).parse_args()
-    export(given.work, given.output, references(given.teacher))
+    given = parser(__doc__, work=Path, teacher=Path, output=Path, encoder_id="").parse_args()
+    export(given.work, given.output, references(given.teacher), given.encoder_id)

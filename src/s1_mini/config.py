@@ -223,7 +223,9 @@ class EngineConfig(*family_settings(), LoadSettings):  # type: ignore[misc] # ea
     max_reference_s: float = Field(60.0, gt=0, le=190.0, description="maximum length of a recording")
     max_reference_bytes: int = Field(64 * 2**20, ge=1024, description="maximum size of a recording's file")
     max_waiting_references: int = Field(
-        32, ge=1, description="maximum recordings waiting to be encoded; more are refused"
+        32,
+        ge=1,
+        description="maximum recordings waiting to be encoded, and as many for a decoder process; more are refused",
     )
     request_timeout_s: float = Field(
         300.0, gt=0, description="maximum time from a request to its last audio, including time in the queue"

@@ -68,12 +68,13 @@ def test_a_resumed_training_has_the_weights_before_the_export(tiny: Path, tmp_pa
 
 
 def test_codecs_are_averaged_tensor_by_tensor(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("a", "b", "c")]
-    for path, tensors in zip(paths, ({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, 3.0])}, {"v": torch.zeros(2)})):
-        save_file(tensors, path)
+    paths, same = [tmp_path / name for name in ("a", "b", "c")], torch.tensor([0.1, 1e-30])
+    for path, values in zip(paths, ([0.0, 0.0], [1.0, 3.0], None), strict=True):
+        save_file({"e": same} if values is None else {"w": torch.tensor(values), "e": same}, path)
 
     average(paths[:2], tmp_path / "mean")
 
     assert load_file(tmp_path / "mean")["w"].tolist() == [0.5, 1.5]
-    with pytest.raises(ValueError, match="c has other tensors than .*a"):
+    assert torch.equal(load_file(tmp_path / "mean")["e"], same)
+    with pytest.raises(ValueError, match=r"c has other tensors than .*a"):
         average([paths[0], paths[2]], tmp_path / "mean")

@@ -14,7 +14,7 @@ import torch
 from leaks import leaks
 from s1_mini.config import EngineConfig
 from s1_mini.core.messages import Begin, Conditions, Prefill
-from s1_mini.families.codec_lm.stage import READS, LanguageModel
+from s1_mini.families.codec_lm.stage import LanguageModel, prefill_sizes
 from s1_mini.families.s1.random import RECIPES, write_random_checkpoint
 from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.graphs import StepGraphs
@@ -133,9 +133,9 @@ def test_prompts_are_prefilled_together_and_each_into_its_slot(speaker: LoadedCh
 
 def test_a_prompt_longer_than_the_largest_graph_is_prefilled_in_parts(speaker: LoadedCheckpoint) -> None:
     model = speaker.loaded.model
-    tokens = torch.from_numpy(model.prompt("And a text.", [random_voice(2 * READS[-1], seed=2)]).items).T
+    tokens = torch.from_numpy(model.prompt("And a text.", [random_voice(2 * prefill_sizes(model)[-1], seed=2)]).items).T
     length = tokens.shape[1]
-    assert length > 2 * READS[-1]
+    assert length > 2 * prefill_sizes(model)[-1]
     with torch.inference_mode():
         stage, theirs = LanguageModel(model, slots=1, positions=POSITIONS), model.allocate(1, POSITIONS)
         stage.make_graphs()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -13,11 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from s1_mini.exceptions import CheckpointMismatchError
+from s1_mini.families.s1.config import describe
 from s1_mini.files import files
 from s1_mini.types import Voice
 from s1_mini.voices import reference_cache
 from s1_mini.voices.format import Tensors, fingerprint
 from s1_mini.voices.reference_cache import BLOCK_BYTES, ReferenceCache, ReferenceStore
+from s1_mini.weights.directory import DEFAULT_MODEL
 from voice_formats import voice_format
 from waiting import EVENTUALLY_S, wait_until
 
@@ -389,3 +394,24 @@ def test_a_fingerprint_changes_with_the_codec(tmp_path: Path) -> None:
     path.write_bytes(b"a" * 99 + b"b")
 
     assert fingerprint([path]) != before
+
+
+def test_voices_added_to_the_built_in_model_before_its_decoder_was_trained_further_still_load() -> None:
+    voice = describe(DEFAULT_MODEL).voice
+
+    assert voice is not None
+    assert voice.encoder == "5248b9b531098951"  # the hash of the codec's file at that time
+
+
+def test_a_codec_may_state_the_id_of_its_codes(tmp_path: Path) -> None:
+    for name in ("config.json", "codec_config.json", "codec.safetensors"):
+        shutil.copyfile(DEFAULT_MODEL / name, tmp_path / name)
+    config = json.loads((tmp_path / "codec_config.json").read_text())
+    for stated, expected in (("own-1", "own-1"), (None, fingerprint([tmp_path / "codec.safetensors"]))):
+        (tmp_path / "codec_config.json").write_text(json.dumps(config | {"encoder_id": stated}))
+        voice = describe(tmp_path).voice
+        assert voice is not None
+        assert voice.encoder == expected
+    (tmp_path / "codec_config.json").write_text(json.dumps(config | {"encoder_id": "../x"}))
+    with pytest.raises(CheckpointMismatchError, match=r"encoder_id='\.\./x' must be up to 64 letters"):
+        describe(tmp_path)

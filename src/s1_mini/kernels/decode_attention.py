@@ -35,7 +35,7 @@ def used_positions(position: Tensor, span: int, size: int) -> Tensor | None:
 
     Each row attends to the positions up to its `position` [B], and always to position 0. `size` is the head size.
     """
-    if _can_attend(position, size):
+    if can_attend(position, size):
         return None
     return (torch.arange(span, device=position.device) <= position.clamp_min(0).unsqueeze(1))[:, None, None]
 
@@ -72,12 +72,12 @@ def step_attention(
     With `is_prompt`, which needs `slots`, neighbouring rows of a slot read its keys and values once, except in
     batch-invariant mode; rows with negative positions are padding, and their results are undefined.
     """
-    if slots is None and _can_attend(qkv, keys.shape[-1]):
+    if slots is None and can_attend(qkv, keys.shape[-1]):
         if _is_short(qkv, keys, span) and common is None:
             return _attend_short(qkv, keys, values, target, position, rope, norms, span)
         return _attend_triton(qkv, keys, values, position, span, new=(target, rope, norms), common=common)
     query = rope_store(qkv, keys, values, target, rope, norms, slots)
-    if is_prompt and slots is not None and _can_attend(query, query.shape[-1]) and not is_batch_invariant():
+    if is_prompt and slots is not None and can_attend(query, query.shape[-1]) and not is_batch_invariant():
         return _attend_prompt(query, keys, values, position, slots)
     return decode_attention(query, keys, values, position, span, mask, slots).flatten(1)
 
@@ -96,7 +96,7 @@ def decode_attention(
     Keys and values are [slots, G, S, D]; all positions are below `span`. `mask` is the result of `used_positions`, or
     None if all rows have `span` positions. `slots` [B] are the rows' slots; None means the first B.
     """
-    if _can_attend(query, query.shape[-1]):
+    if can_attend(query, query.shape[-1]):
         rows = query.flatten(1).contiguous()  # may be a slice of a joint projection
         return _attend_triton(rows, keys, values, position, span, slots=slots).view(query.shape)
     slot_ids = slice(len(query)) if slots is None else slots
@@ -126,7 +126,7 @@ def _attend_by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tenso
     return (scores.softmax(-1) @ values).view(rows, heads, size)
 
 
-def _can_attend(x: Tensor, size: int) -> bool:
+def can_attend(x: Tensor, size: int) -> bool:
     """Return whether the kernel supports x and this head size: Triton's product needs a power of two, at least 16."""
     return runs_triton(x) and size >= 16 and size & (size - 1) == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from s1_mini.exceptions import CheckpointMismatchError
-from s1_mini.layers.json_config import MAX_LAYERS, number, read_fields, size, sizes
+from s1_mini.layers.json_config import MAX_LAYERS, declare, invalid, number, read_fields, size, sizes
 from s1_mini.weights.directory import read_json
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ _sizes = partial(sizes, most=MAX_LAYERS)
 
 def _factor(most: int) -> Any:
     return number(1.0, "", lambda value: 0 < value <= most, f"a number above 0 and up to {most}")
+
+
+def _read_id(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9A-Za-z_-]{0,64}", value):
+        raise invalid(name, value, "up to 64 letters, digits, _ or -")
+    return value
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,9 @@ class DacConfig:
     # ceiling makes audio quieter and limits its peaks.
     drive: float = _factor(16)
     ceiling: float = _factor(1)
+    # Stored voices may be used with every codec of the same id, whose encoder gives the same codes; by default, the
+    # id is a hash of the codec's file.
+    encoder_id: str = declare("", "", _read_id)
 
     @property
     def num_codebooks(self) -> int:

@@ -18,7 +18,7 @@ from s1_mini.core.prompt import PromptTokens
 from s1_mini.core.stage import Autoregressive, Chunks, Spec, StagePolicy
 from s1_mini.families.base import StageChain
 from s1_mini.families.codec_lm.model import FrameModel
-from s1_mini.families.codec_lm.stage import READS, LanguageModel
+from s1_mini.families.codec_lm.stage import LanguageModel, prefill_sizes
 from s1_mini.types import ChunkProfile
 
 # Frames of the first, second, … chunk of an utterance; the last size applies to all further chunks (as in Nari's
@@ -74,7 +74,7 @@ class LoadedFrameModel(Generic[Model, Codec]):
                 output=frames,
                 slots=slots,
                 held_back=1,
-                prefill_positions=READS[-1] if is_gpu else StagePolicy.prefill_positions,
+                prefill_positions=prefill_sizes(model)[-1] if is_gpu else StagePolicy.prefill_positions,
                 max_prefills=GPU_PREFILLS if is_gpu else StagePolicy.max_prefills,
                 not_finite="the model's logits were not finite",
             ),

@@ -22,7 +22,7 @@ from s1_mini.alignment.head import AlignmentHead
 from s1_mini.core.messages import Begin, Feed, Prefill, Saved, StepResult
 from s1_mini.families.codec_lm.model import FrameModel, SamplingTensors
 from s1_mini.kernels.backend import batch_invariance
-from s1_mini.kernels.decode_attention import reads_common
+from s1_mini.kernels.decode_attention import can_attend, reads_common
 from s1_mini.layers.staging import Writes
 from s1_mini.runtime.compiled import Compilable, CompiledSlots, can_compile
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs
@@ -31,6 +31,21 @@ from s1_mini.runtime.stage import Pending, Stage
 from s1_mini.runtime.text_scores import Scores, TextScores
 
 READS = (16, 32, 64, 128, 256, 512, 1024)  # positions of captured prefills
+FEW_READS = READS[:5]
+MANY_UNITS = 100  # multiprocessors that a call of 256 positions does not fill
+
+
+def prefill_sizes(model: FrameModel[Any]) -> tuple[int, ...]:
+    """Return the numbers of positions of a call that prefills prompts.
+
+    Larger calls pay only on large GPUs. Without the kernel for prompts, their memory would grow with the number of
+    positions.
+    """
+    weight, size = next(model.network.parameters()), model.config.backbone.head_dim
+    if not weight.is_cuda or not can_attend(weight, size):
+        return FEW_READS
+    units = torch.cuda.get_device_properties(weight.device).multi_processor_count
+    return READS if units >= MANY_UNITS else FEW_READS
 
 
 class LanguageModel(Stage):
@@ -48,7 +63,8 @@ class LanguageModel(Stage):
             table = torch.zeros(slots, self._positions + 1, model.num_uniforms, device=self.device)
             self._sampling = SamplingTensors(ones[0], ones[1], ones[2], table)
             # The rows of a prefill [n, K + 3]: tokens, slot and position; position -1 is padding.
-            self._to_read = torch.zeros(READS[-1], model.num_codebooks + 3, dtype=torch.int64, device=self.device)
+            self._sizes = prefill_sizes(model)
+            self._to_read = torch.zeros(self._sizes[-1], model.num_codebooks + 3, dtype=torch.int64, device=self.device)
         self._writes = Writes(self.device)  # run before every call that reads the state
         self.shares_prefixes = True  # read keys and values of a common prefix once; set before `make_graphs`
         self._shared = None if self.state.common is None else SharedPrefixes(self.state.common, self._writes)
@@ -68,7 +84,7 @@ class LanguageModel(Stage):
         books = self._model.num_codebooks
         options = GraphOptions.of_stage(self.device, 0)
         self._reads = StepGraphs(
-            self._read, READS[::-1], lambda _: [], lambda _: [], device=self.device, options=options
+            self._read, self._sizes[::-1], lambda _: [], lambda _: [], device=self.device, options=options
         )
         self._steps = StepGraphs(
             lambda key: [self._run(key, self._positions)],
@@ -128,9 +144,10 @@ class LanguageModel(Stage):
                     self._model.prefill(self.state, part.slot, tokens, part.start)
             return
         rows = np.concatenate([self._rows_of(part) for part in parts])
-        for at in range(0, len(rows), READS[-1]):
-            batch = rows[at : at + READS[-1]]
-            size = fit(READS, len(batch))
+        most = self._sizes[-1]
+        for at in range(0, len(rows), most):
+            batch = rows[at : at + most]
+            size = fit(self._sizes, len(batch))
             padded = np.zeros((size, rows.shape[1]), np.int64)
             padded[: len(batch)], padded[len(batch) :, -1] = batch, -1
             self._writes.first(self._to_read, padded)

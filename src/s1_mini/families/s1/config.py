@@ -261,7 +261,7 @@ def describe(directory: Path) -> Description:
     codec, has_head = _read_codec(directory, config), config.get("alignment") is not None
     voice = VoiceFormat(
         tensors={"codes": TensorFormat((codec.num_codebooks, None), is_integer=True)},
-        encoder=fingerprint([find_tensors(directory, "codec")]),
+        encoder=codec.encoder_id or fingerprint([find_tensors(directory, "codec")]),
         sample_rate=codec.sample_rate,
         seconds=lambda shapes: shapes["codes"][1] * codec.samples_per_frame / codec.sample_rate,
         fault=partial(_fault, codec),
