@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from websockets.sync.client import ClientConnection
 from held_generation import SOUNDS, held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import EngineNotReadyError, GenerationError
-from s1_mini.server import speech_queue
+from s1_mini.server import speech_queue, text_input
 from s1_mini.server.protocols import elevenlabs
 from s1_mini.server.speech import Times
 from s1_mini.text.tidy import is_speakable
@@ -255,16 +258,24 @@ def test_a_text_that_is_too_long_ends_only_its_context(door: Door) -> None:
     assert seconds(others) > 0
 
 
-def test_a_text_whose_generation_fails_ends_only_its_context(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_no(monkeypatch: pytest.MonkeyPatch, until: threading.Event | None = None) -> list[str]:
+    """Fail texts that begin with "No", once `until` is set; return the texts so far, which grow."""
     spoken, plain = list[str](), speech_queue.speak
 
     async def speak(engine: Any, request: Any, **options: Any) -> Any:
         spoken.append(request.speech.text)
         if request.speech.text.startswith("No"):
+            if until is not None:
+                await asyncio.to_thread(until.wait, EVENTUALLY_S)
             raise GenerationError("broken")
         return await plain(engine, request, **options)
 
     monkeypatch.setattr(speech_queue, "speak", speak)
+    return spoken
+
+
+def test_a_text_whose_generation_fails_ends_only_its_context(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken = fail_no(monkeypatch)
     with held_generation(), session(door, MULTI) as socket:
         say(socket, text="Yes.", flush=True, context_id="b")
         wait_until(lambda: spoken)
@@ -276,6 +287,75 @@ def test_a_text_whose_generation_fails_ends_only_its_context(door: Door, monkeyp
     assert (failed["error"], failed["message"]) == ("generation_failed", "broken")
     assert final == {"isFinal": True, "contextId": "a", "seconds": 0.0}
     assert spoken == ["Yes.", "No.", "Again."]
+
+
+def test_an_error_of_the_session_names_no_context_that_has_failed_before(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_no(monkeypatch)
+    with session(door, MULTI) as socket:
+        say(socket, text="No. ", flush=True, context_id="a")
+        messages_of(socket, "a", 2)
+        socket.send("{broken")
+        (last,), _, code = hear(socket)
+
+    assert (last["error"], code) == ("body_invalid", 1008)
+    assert "contextId" not in last
+
+
+def test_text_that_is_cut_while_its_context_fails_is_not_spoken(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end, cut_arriving = threading.Event(), threading.Event(), text_input.cut_arriving
+
+    def cut(text: str) -> tuple[str, str]:
+        if len(text) > text_input.SMALL_TEXT:  # in a thread
+            begun.set()
+            may_end.wait(EVENTUALLY_S)
+        return cut_arriving(text)
+
+    monkeypatch.setattr(text_input, "cut_arriving", cut)
+    spoken = fail_no(monkeypatch, begun)
+    with session(door, MULTI) as socket:
+        say(socket, text="No. ", flush=True, context_id="a")
+        say(socket, text="Yes, yes. " * 210, flush=True, context_id="a")
+        messages = messages_of(socket, "a", 2)
+        may_end.set()
+        say(socket, close_socket=True)
+        rest, _, code = hear(socket)
+
+    assert [message.get("isFinal") for message in messages] == [None, True]
+    assert (rest, code, spoken) == ([], 1000, ["No."])
+
+
+def test_the_log_has_the_most_serious_error_of_a_session(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "s1_mini.server.access")
+    fail_no(monkeypatch)
+    with session(door, MULTI) as socket:
+        for text, error in (("No. ", "generation_failed"), ("a" * 20_001, "text_invalid")):
+            say(socket, text=text, flush=True, context_id="a")
+            assert messages_of(socket, "a", 2)[0]["error"] == error
+        say(socket, close_socket=True)
+        hear(socket)
+        wait_until(lambda: caplog.records)
+
+    assert [record.fields["code"] for record in caplog.records] == ["generation_failed"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("first", [[{"close_context": True, "context_id": "a"}], []], ids=str)
+def test_a_context_whose_end_finds_no_room_in_the_queue_is_stopped(
+    door: Door, monkeypatch: pytest.MonkeyPatch, first: list[dict[str, Any]]
+) -> None:
+    with session(door, MULTI) as socket, held_generation(SOUNDS):
+        say(socket, text=LONG, context_id="a", flush=True)
+        assert receive(socket)["audio"]
+        monkeypatch.setattr(speech_queue, "MAX_ITEMS", 1)
+        for message in (*first, {"close_socket": True}):
+            say(socket, **message)
+        (*_, failed, final), _, code = hear(socket)
+
+    assert (failed["error"], failed["contextId"]) == ("text_invalid", "a")
+    assert (final["isFinal"], final["contextId"], code) == (True, "a", 1000)
 
 
 def test_an_engine_that_has_stopped_ends_all_contexts(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,12 +40,10 @@ from s1_mini.server.consents import Consents
 from s1_mini.server.errors import (
     BodyError,
     ClientGoneError,
-    code_of,
     detail_kind,
     error_response,
     from_validation,
     misaddressed,
-    row_of,
 )
 from s1_mini.server.lexicons import Lexicons
 from s1_mini.server.limits import AdmissionController, AdmissionMiddleware, EngineDied
@@ -334,7 +332,7 @@ class AccessLogMiddleware:
         """Respond with the error, unless a response has already begun."""
         if not isinstance(error, S1MiniError):
             access_logger.error("request failed", exc_info=error, extra={"fields": record.ids})
-        record.code, record.failed_status = code_of(error), row_of(error).status
+        record.fail(error)
         if record.status == 0:
             await record.error_response(error, record.id)(scope, receive, send)
 

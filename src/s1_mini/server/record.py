@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from s1_mini.server.errors import error_response
+from s1_mini.server.errors import code_of, error_response, row_of
 
 if TYPE_CHECKING:
     from s1_mini.server.accounts import Holding
@@ -37,7 +37,7 @@ class RequestLog:
     route: str | None = None  # path template, such as /v1/voices/{name}
     status: int = 0
     error_response: Callable[[BaseException, str | None], Response] = error_response  # in the client's error format
-    code: str | None = None  # error code, including errors after the status was sent
+    code: str | None = None  # error code, including errors after the status was sent (see `fail`)
     voice: str | None = None
     audio_format: str | None = None
     streams: bool = False
@@ -68,6 +68,11 @@ class RequestLog:
             self.trace.end(
                 self.route, self.status, self.code, figures, has_failed=max(self.status, self.failed_status) >= 500
             )
+
+    def fail(self, error: BaseException) -> None:
+        """Note an error, unless an error with a higher status has happened before, in another text of a session."""
+        if (status := row_of(error).status) >= self.failed_status:
+            self.code, self.failed_status = code_of(error), status
 
     @property
     def generation_s(self) -> float:

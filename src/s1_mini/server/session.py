@@ -27,7 +27,6 @@ from s1_mini.server.errors import (
     ClientGoneError,
     DrainingError,
     IdleError,
-    code_of,
     describe,
     from_validation,
     row_of,
@@ -144,8 +143,8 @@ class Session:
         self._is_evicted = True
 
     async def _fail(self, error: S1MiniError) -> None:
-        self.record.code = code_of(error)
-        status = self.record.failed_status = row_of(error).status
+        self.record.fail(error)
+        status = row_of(error).status
         close_code = 1013 if status in (429, 503) else 1011 if status >= 500 else 1008
         with suppress(WebSocketDisconnect, RuntimeError):
             await self.send(self.protocol.error(describe(error, self.record.id), close_code))

@@ -47,6 +47,7 @@ class Track:
     voice: str = ""  # mark of the current voice, such as [clara], in a text with marks
     stretches: Stretches = field(default_factory=Stretches)  # what was spoken last
     says: bool = False  # whether any text had something to speak
+    has_failed: bool = False  # an error has ended it, so that nothing more is spoken
     sent_s: float = 0.0  # seconds of audio that were sent
     runs_dry: float = 0.0  # when a client that plays the audio as it arrives has played all of it
     stream: TextStream | None = None  # the text that is being spoken while it arrives
@@ -294,6 +295,7 @@ class SpeechQueue:
         if not working.cancelled() and (error := working.exception()) is not None:
             self.failed = track
             report = self._listener().give_up(track, error)
+            self.failed, track.has_failed = None, True
             self.num_waiting -= sum(each.num_characters for each in self._items[track])
             self._items[track] = deque([_Item(track, work=report)])
             return

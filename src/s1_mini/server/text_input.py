@@ -143,6 +143,8 @@ class TextInput:
 
     def speak(self, track: Track, text: str, joined: Joined | None = None) -> None:
         """Speak a stretch of text; `joined`: how it continues the audio before it."""
+        if track.has_failed:  # while the text was cut
+            return
         track.says = True
         if track.config.text_type == "marked":
             voices, text = names_in_markup(self._state), track.voice + text

@@ -422,7 +422,7 @@ class _ElevenLabs(Protocol):
         await self._report(track.id, error)
 
     async def _report(self, name: str | None, error: S1MiniError) -> None:
-        self.session.record.code, self.session.record.failed_status = code_of(error), row_of(error).status
+        self.session.record.fail(error)
         await self.session.send({"message": message_of(error), "error": code_of(error)} | _named(name))
 
     def error(self, description: dict[str, Any], close_code: int) -> dict[str, Any]:
@@ -515,11 +515,15 @@ class SeveralTexts(_ElevenLabs):
         return context
 
     async def _close(self, context: Context) -> None:
-        if context.ends_at_once:
-            await self._stop(context)
-        else:
-            context.is_closing = True
-            self.session.queue.then(context, partial(self._finalize, context))
+        if not context.ends_at_once:
+            try:
+                self.session.queue.then(context, partial(self._finalize, context))
+            except RequestError as error:
+                await self._report(context.id, error)
+            else:
+                context.is_closing = True
+                return
+        await self._stop(context)
 
     async def _stop(self, context: Context) -> None:
         if context in self._contexts:
