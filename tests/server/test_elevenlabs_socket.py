@@ -18,6 +18,7 @@ from websockets.sync.client import ClientConnection
 from held_generation import SOUNDS, held_generation
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.exceptions import EngineNotReadyError, GenerationError
+from s1_mini.server import session as server_session
 from s1_mini.server import speech_queue, text_input
 from s1_mini.server.protocols import elevenlabs
 from s1_mini.server.speech import Times
@@ -387,8 +388,9 @@ def test_a_wrong_address_is_refused_before_the_session(door: Door, path: str, st
 
 
 def test_a_known_voice_that_another_process_has_deleted_is_refused_before_the_session(
-    tiny: Path, tmp_path: Path, tone: np.ndarray
+    tiny: Path, tmp_path: Path, tone: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server_session, "KNOWN_S", EVENTUALLY_S)
     engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", voices_path=tmp_path))
     with serving(engine) as door:
         engine.add_voice("robin", tone, "Ah.")
@@ -398,6 +400,40 @@ def test_a_known_voice_that_another_process_has_deleted_is_refused_before_the_se
             pass
 
     assert refused.value.response.status_code == 404
+
+
+@pytest.fixture
+def robin(door: Door, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a session with a voice that the engine knows."""
+    monkeypatch.setattr(door.engine, "has_voice", lambda _: True)
+    return MULTI.replace("default", "robin")
+
+
+def test_a_session_with_a_known_voice_opens_although_the_voice_cannot_be_read_in_time(
+    door: Door, robin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()
+    monkeypatch.setattr(server_session, "KNOWN_S", 0.0)
+    monkeypatch.setattr(door.engine, "describe_voice", lambda _: is_over.wait(EVENTUALLY_S))
+    with session(door, robin) as socket:
+        assert not is_over.is_set()
+        is_over.set()
+        say(socket, close_socket=True)
+        assert hear(socket)[2] == 1000
+
+
+def test_a_session_is_refused_if_reading_its_known_voice_fails_with_a_timeout(
+    door: Door, robin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def describe(_: str) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(server_session, "KNOWN_S", EVENTUALLY_S)
+    monkeypatch.setattr(door.engine, "describe_voice", describe)
+    with pytest.raises(InvalidStatus) as refused, session(door, robin):
+        pass
+
+    assert refused.value.response.status_code == 500
 
 
 def test_an_idle_session_ends_after_the_clients_timeout(small_engine: ProductionTTSEngine, clock: Clock) -> None:

@@ -86,9 +86,13 @@ async def config_of(
     name = await own_voice(state, voice)
     if name is not None:
         # SageMaker waits 250 ms for the connection, and all threads may be busy.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(KNOWN_S if state.engine.has_voice(name.lower()) else None):
+        limit = asyncio.timeout(KNOWN_S if state.engine.has_voice(name.lower()) else None)
+        try:
+            async with limit:
                 await asyncio.to_thread(state.engine.describe_voice, name)
+        except TimeoutError:
+            if not limit.expired():
+                raise
     options = start.model_dump(include=set(StartOptions.model_fields))
     return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate, **options)
 
