@@ -266,7 +266,9 @@ class Honest:
         if leaves and outcome.status == 0:
             self.tally.left += 1
         elif outcome.status in (429, 503):
-            if not self._over.is_set():
+            if self._over.is_set():
+                self._fail("lost", f"{kind} status {outcome.status}", began)
+            else:
                 self.tally.refused[f"{outcome.status} {kind}"] += 1
             return outcome.retry_after_s
         elif outcome.status == 599:

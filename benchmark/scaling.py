@@ -42,7 +42,7 @@ KILL_AFTER = 0.3  # share of a load's duration after which a replica is killed
 # Keys of the JSON and heads of the table. Times are in ms, or seconds where the name ends in _s.
 HEADS = {
     "replicas": "replicas",
-    "ready_s": "ready s",  # from the start until all are ready
+    "ready_s": "ready s",  # from the start until all are ready and, on a CPU, have compiled their kernels
     "sound_s_a_second": "sound/s",
     "of_one": "of one",  # throughput, as a multiple of the throughput per replica in the first row
     "first_ms_p50": "first p50",
@@ -54,7 +54,7 @@ HEADS = {
     "cores_proxy": "proxy",
     "gb": "GB each",  # host memory of a replica
     "lost": "lost",  # failed requests when one of several replicas is killed under the first load
-    "back_s": "back s",  # from this kill until all are ready again
+    "back_s": "back s",  # from this kill until all are ready again, with their kernels as above
 }
 PLAN = ("streams", "rate", "listeners", "frames", "seconds", "ramp_s", "listen_s")  # options in the JSON
 
@@ -166,7 +166,7 @@ def measure(server: Server, replicas: int, plan: Namespace, began: float) -> dic
 
 
 def _lose_one(server: Server, load: Traffic, replicas: int) -> tuple[int, int, float]:
-    """Kill a replica under a load; return lost requests, missed pings, and the seconds until all are ready again."""
+    """Kill a replica under a load; return lost requests, missed pings, and `back_s` of `HEADS`."""
     missed, is_over = 0, threading.Event()
 
     def ping() -> None:

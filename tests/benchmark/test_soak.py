@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmark.honest import Failure, Look, Tally
+from benchmark import honest
+from benchmark.honest import Failure, Honest, Look, Outcome, Tally
+from benchmark.http_load import Place
 from benchmark.soak import NAMES, SCENARIOS, Episode, Played, Turn, growth, judge, main, schedule
 from commands import Command
 from replica_room import needs_proxy
@@ -61,6 +65,19 @@ def test_a_request_from_before_sigterm_whose_answer_is_lost_in_the_drain_is_a_vi
     )
 
     assert facts["violations"] == ["lost in the drain: whole reset"]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_request_that_is_refused_in_the_drain_is_lost(is_over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: Any, **__: Any) -> Outcome:
+        return Outcome(503)
+
+    monkeypatch.setattr(honest, "send", refuse)
+    clients = Honest(Place("127.0.0.1", 9), None, Namespace(is_set=lambda: is_over))
+    asyncio.run(clients._once("whole", 1, None, Place("127.0.0.1", 9)))
+
+    assert [each.reason for each in clients.tally.ended] == ["whole status 503"] * is_over
+    assert clients.tally.refused.total() == int(not is_over)
 
 
 def test_growth_counts_from_minute_ten() -> None:
