@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
+import re
 import sys
 import types
 from pathlib import Path
@@ -135,7 +136,7 @@ def test_the_model_reads_what_the_engine_gives_it_and_the_teacher_says_the_lette
         """A teacher that returns the given audio."""
 
         def __init__(self, **_: object) -> None:
-            self.g2p = types.SimpleNamespace(tokenizer=types.SimpleNamespace(special={}))
+            self.g2p = types.SimpleNamespace(tokenizer=types.SimpleNamespace(special={}, suffix=re.compile("!$")))
 
         def phonemize(self, text: str) -> list[str]:
             return [text.replace(" .", ".")]  # a mark is a token of its own

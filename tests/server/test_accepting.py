@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import threading
 import time
@@ -49,6 +50,15 @@ def test_a_websocket_is_accepted_while_every_thread_is_busy(busy_door: Door, pat
         assert socket.response.status_code == 101
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """No garbage collection, which takes long among all objects of a test run; a server collects when it is idle."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
 def test_no_message_or_request_occupies_the_event_loop(
     door: Door, monkeypatch: pytest.MonkeyPatch, tone: np.ndarray
 ) -> None:
