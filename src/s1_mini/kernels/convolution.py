@@ -22,7 +22,7 @@ if HAS_TRITON:
 MANY_STEPS = 4096  # steps of all rows together; from here on tiles are the largest, because enough programs run
 INVARIANT_MANY_STEPS = 512  # the same limit in batch-invariant mode, for the steps of one row
 STEPS_PER_NORM = 4  # steps of one program of `depthwise_norm`
-ENOUGH_PROGRAMS = 72  # with fewer steps, tiles shrink until so many run (an H100 has 132 multiprocessors)
+ENOUGH_PROGRAMS = 72  # programs of a call with fewer steps, for which its tile is chosen (of 132 multiprocessors)
 
 
 class ConvolutionTile(NamedTuple):
@@ -42,7 +42,7 @@ class ConvolutionTile(NamedTuple):
         return self.wide + self.more
 
     def programs(self, steps: int, outputs: int) -> int:
-        """Return the number of programs for so many steps and outputs."""
+        """Return the number of programs that compute `steps` and `outputs`."""
         return -(-steps // self.tall) * -(-outputs // self.outputs)
 
     def shares(self, steps: int, past: int) -> bool:

@@ -74,7 +74,7 @@ class LoadedFrameModel(Generic[Model, Codec]):
                 output=frames,
                 slots=slots,
                 held_back=1,
-                prefill_positions=prefill_sizes(model)[-1] if is_gpu else StagePolicy.prefill_positions,
+                prefill_positions=prefill_sizes(model)[-1],
                 max_prefills=GPU_PREFILLS if is_gpu else StagePolicy.max_prefills,
                 not_finite="the model's logits were not finite",
             ),
