@@ -50,6 +50,7 @@ SSML_MARK = {"Text": "<speak>Hi <mark name='here'/> there.</speak>", "TextType":
 MARKS = SSML_MARK | {"OutputFormat": "json", "SpeechMarkTypes": ["sentence"]}
 LOCATORS = [{"pronunciation_dictionary_id": "names", "version_id": "1"}]
 MODEL = "acts if the model supports it; otherwise the header `X-Warning` says so"
+AAC = "`aac` needs the extra `av`"
 FIVE = [120, 160, 250, 290]
 
 _ELEVENLABS = (
@@ -106,7 +107,7 @@ _KOKORO = (
     Field("input", acts=("Hello.",), refused=("",)),
     Field("model", ignored=("kokoro",)),
     Field("voice", acts=("alan", "am_michael"), refused=("af_unknown", "clara+alan"), note="voices cannot be mixed"),
-    Field("response_format", acts=("mp3", "opus", "flac", "wav"), refused=("aac",)),
+    Field("response_format", acts=("mp3", "opus", "aac", "flac", "wav"), refused=("m4a",), note=AAC),
     Field("speed", acts=(1.2, 4), refused=(5,)),
     Field("return_download_link", ignored=(True,)),
     Field("lang_code", ignored=("a",), note="`language` acts if the model supports it"),
@@ -125,7 +126,7 @@ ROUTES = (
             Field("input", acts=("Hello.",), refused=("",)),
             Field("model", ignored=("tts-1-hd",)),
             Field("voice", acts=("alan", {"id": "alan"}, "onyx"), refused=("zoe",)),
-            Field("response_format", acts=("mp3", "opus", "flac", "wav"), refused=("aac",)),
+            Field("response_format", acts=("mp3", "opus", "aac", "flac", "wav"), refused=("m4a",), note=AAC),
             Field("speed", acts=(1.2, 4), refused=(5,)),
             Field("stream_format", acts=("sse",), refused=("ws",)),
             Field("instructions", ignored=("Whisper.",), note=MODEL),

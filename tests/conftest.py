@@ -15,6 +15,7 @@ from hypothesis import settings
 from deployments import REGION
 from own_folder import python_with
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.audio import container
 from s1_mini.families.s1.random import RECIPES, Recipe, write_random_checkpoint
 from voice_formats import BOOKS
 
@@ -140,3 +141,12 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
         "AWS_MAX_ATTEMPTS": "1",
     }.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def without_av(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take the package of the extra `av` away."""
+    monkeypatch.setattr("s1_mini.extras.find_spec", lambda name: None if name == "av" else object())
+    container.lack_of.cache_clear()
+    yield
+    container.lack_of.cache_clear()

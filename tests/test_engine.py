@@ -125,8 +125,8 @@ def test_a_sound_is_saved_in_the_format_that_the_suffix_names(engine: Production
         response.save(tmp_path / "c.doc")
     with pytest.raises(ParameterError, match=r"^path: cannot write"):
         response.save(tmp_path / "nowhere" / "d.wav")
-    with pytest.raises(ParameterError, match=r"^audio_format: 'aac' is not known; use one of wav"):
-        engine.generate("Hello.", audio_format="aac")
+    with pytest.raises(ParameterError, match=r"^audio_format: 'm4a' is not known; use one of wav"):
+        engine.generate("Hello.", audio_format="m4a")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.flac", "b.ogg"]
 
 

@@ -59,8 +59,9 @@ Division = Literal["clause", "sentence", "item", "paragraph", "heading", "scene"
 # Where a voice comes from.
 VoiceSource = Literal["checkpoint", "added"]
 
-# Audio files (`audio/container.py`): ogg also contains Opus; pcm, mulaw and alaw (8 kHz, telephony) have no header.
-AudioFormat = Literal["wav", "flac", "mp3", "opus", "ogg", "pcm", "mulaw", "alaw"]
+# Audio files (`audio/container.py`): aac needs the extra `av`; ogg also contains Opus; pcm, mulaw and alaw (8 kHz,
+# telephony) have no header.
+AudioFormat = Literal["wav", "flac", "mp3", "aac", "opus", "ogg", "pcm", "mulaw", "alaw"]
 
 # Upstream's defaults and bounds (ServeTTSRequest at d3df505), plus temperature 0 for greedy sampling.
 MAX_TEMPERATURE = 2.0

@@ -3,6 +3,8 @@
 import io
 import os
 import stat
+import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from s1_mini.audio.aac import AacFile
 from s1_mini.audio.container import (
     COMMENT,
     FORMATS,
@@ -31,7 +34,11 @@ from s1_mini.exceptions import GenerationError, ParameterError
 from s1_mini.version import __version__
 
 PIPE = pytest.param("pipe", marks=pytest.mark.skipif(os.name == "nt", reason="makes a pipe"))
-FILES = [name for name in FORMATS if name not in RAW]
+AAC = pytest.param(
+    "aac", marks=pytest.mark.skipif(find_spec("av") is None, reason="pip install -r requirements-test.lock.txt")
+)
+ALL = [AAC if name == "aac" else name for name in FORMATS]
+FILES = [AAC if name == "aac" else name for name in FORMATS if name not in RAW]
 
 
 def tone(sample_rate, seconds=0.5, hz=440.0):
@@ -39,6 +46,13 @@ def tone(sample_rate, seconds=0.5, hz=440.0):
 
 
 def decode(data):
+    """Return samples and rate; of AAC, without the silent frame at the start."""
+    if data.startswith(b"\xff\xf1"):
+        import av
+
+        with av.open(io.BytesIO(data), format="aac") as file:
+            wave = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
+            return wave[1024:], file.streams[0].rate
     return soundfile.read(io.BytesIO(data), dtype="float32")
 
 
@@ -61,7 +75,7 @@ def test_lossless_formats_keep_every_sample(name):
 def test_every_format_takes_every_rate_and_keeps_length_and_pitch(name, rate):
     wave, read_rate = decode(encode(tone(rate), rate, name))
 
-    assert len(wave) / read_rate == pytest.approx(0.5, abs=0.001)
+    assert len(wave) / read_rate == pytest.approx(0.5, abs=1024 / read_rate if name == "aac" else 0.001)
     assert pitch(wave, read_rate) == pytest.approx(440, abs=3)
     assert np.abs(wave).max() == pytest.approx(0.5, abs=0.1)
 
@@ -83,10 +97,10 @@ def test_pcm_is_bare_samples_and_may_be_empty():
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_single_sample_can_be_encoded(name):
-    assert len(decode(encode(np.zeros(1, np.float32), 48_000, name))[0]) == 1
+    assert len(decode(encode(np.zeros(1, np.float32), 48_000, name))[0]) == (1024 if name == "aac" else 1)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
     ("wave", "reason"),
     [(np.zeros(0), "no samples"), (np.zeros((100, 2)), r"\(100, 2\).*one channel"), (np.full(1000, np.nan), "NaN")],
@@ -130,24 +144,24 @@ def test_a_stream_header_and_samples_are_a_wav_of_unknown_length():
     assert np.array_equal(wave, samples)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_suffix_names_the_format_in_any_case(name):
     assert format_of(f"folder.d/sound.{name.upper()}") == check_format(name.upper()) == name
     assert media_type(name).startswith("audio/")
 
 
-@pytest.mark.parametrize("path", ["sound.aac", "sound.", "sound", ".wav"])
+@pytest.mark.parametrize("path", ["sound.m4a", "sound.", "sound", ".wav"])
 def test_an_unknown_suffix_is_refused_with_the_allowed_ones(path):
     with pytest.raises(ParameterError, match=r"path: .*wav.*flac.*mp3.*opus.*ogg.*pcm"):
         format_of(path)
 
 
 def test_an_unknown_format_name_is_refused():
-    with pytest.raises(ParameterError, match="'aac' is not known"):
-        check_format("aac")
+    with pytest.raises(ParameterError, match="'m4a' is not known"):
+        check_format("m4a")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_written_file_is_what_was_encoded_and_stands_alone(tmp_path, name):
     wave = tone(24_000)
 
@@ -237,11 +251,11 @@ def made(way, name, folder, *, is_labelled):
 
 
 @pytest.mark.parametrize("way", ["whole", "streamed", "written"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_file_with_a_header_and_a_length_states_that_it_is_synthetic_and_keeps_its_samples(name, way, tmp_path):
     labelled, bare = (made(way, name, tmp_path, is_labelled=each) for each in (True, False))
 
-    if name in RAW or (name, way) == ("wav", "streamed"):
+    if name in (*RAW, "aac") or (name, way) == ("wav", "streamed"):
         assert labelled == bare
         return
     with soundfile.SoundFile(io.BytesIO(labelled)) as sound, soundfile.SoundFile(io.BytesIO(bare)) as other:
@@ -263,7 +277,7 @@ def test_ffmpeg_reads_the_label_and_the_same_samples(name, way, tmp_path):
 
     (label, wave), (none, other) = (read(made(way, name, tmp_path, is_labelled=each)) for each in (True, False))
 
-    assert (label, none) == (None if (name, way) == ("wav", "streamed") else COMMENT, None)
+    assert (label, none) == (None if name == "aac" or (name, way) == ("wav", "streamed") else COMMENT, None)
     assert np.array_equal(wave, other)
 
 
@@ -319,12 +333,12 @@ def test_a_sample_that_is_not_finite_is_refused_with_its_position(broken):
 def decoded(content, form):
     if form in RAW:
         return np.frombuffer(content, "<i2" if form == "pcm" else np.uint8)
-    return soundfile.read(io.BytesIO(content), dtype="int16")[0]
+    return decode(content)[0]
 
 
 @pytest.mark.parametrize("size", [100, 8192, 44_100])
 @pytest.mark.parametrize("rate", [16_000, 44_100])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ALL)
 def test_pieces_decode_to_the_samples_of_the_whole(form, rate, size):
     encoder, wave = StreamEncoder(form, rate), tone(44_100, 1.0)
 
@@ -352,7 +366,7 @@ def test_telephone_audio_is_g711(form, samples, codes):
     assert list(encode(wave, 8_000, form)) == codes
 
 
-@pytest.mark.parametrize("form", ["pcm", "wav", "mp3", "ogg"])
+@pytest.mark.parametrize("form", ["pcm", "wav", "mp3", "ogg", AAC])
 def test_audio_is_encoded_before_the_end_of_the_stream(form):
     encoder = StreamEncoder(form, 44_100)
 
@@ -366,6 +380,64 @@ def test_nan_is_not_encoded():
         StreamEncoder("wav", 44_100).feed(np.full(10, np.nan, np.float32))
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ALL)
 def test_an_empty_wave_still_gives_a_file(form):
     assert isinstance(StreamEncoder(form, 44_100).finish(), bytes)
+
+
+# AAC
+
+
+@pytest.mark.parametrize("rate", [8_000, 24_000, 44_100])
+def test_aac_is_a_silent_frame_and_whole_frames_of_the_audio(rate):
+    av = pytest.importorskip("av", reason="pip install -r requirements-test.lock.txt")
+    wave = tone(rate, 0.7)
+
+    content = encode(wave, rate, "aac")
+
+    with av.open(io.BytesIO(content), format="aac") as file:
+        sound = file.streams.audio[0]
+        frames = [frame.to_ndarray()[0] for frame in file.decode(sound)]
+        assert (sound.profile, sound.channels, sound.rate) == ("LC", 1, rate)
+    assert [len(frame) for frame in frames] == [1024] * (2 + len(wave) // 1024)
+    assert np.abs(frames[0]).max() < 0.3  # before its end, only what the encoder smears of the first sample
+    heard = np.concatenate(frames[1:])[: len(wave)]
+    assert 10 * np.log10(np.mean(wave**2) / np.mean((heard - wave) ** 2)) > 25
+
+
+@pytest.mark.parametrize("way", ["whole", "streamed", "written"])
+@pytest.mark.usefixtures("without_av")
+def test_aac_without_its_package_is_refused_by_name_and_leaves_no_file(way, tmp_path):
+    with pytest.raises(ParameterError) as caught:
+        made(way, "aac", tmp_path, is_labelled=True)
+
+    assert str(caught.value) == (
+        "audio_format: 'aac': its encoder needs av, which is not installed: "
+        'pip install "s1-mini[av]", or in a checkout pip install -e ".[av]"; '
+        "or use one of wav, flac, mp3, opus, ogg, pcm, mulaw, alaw"
+    )
+    assert os.listdir(tmp_path) == []
+    assert format_of("a.aac") == check_format("AAC", encodes=False) == "aac"  # for a server that may have it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the processors of a thread")
+def test_an_aac_encoder_starts_no_threads_and_leaves_the_processors_to_its_own():
+    pytest.importorskip("av", reason="pip install -r requirements-test.lock.txt")
+    before, processors = len(os.listdir("/proc/self/task")), os.sched_getaffinity(0)
+
+    encoders = [StreamEncoder("aac", 24_000) for _ in range(5)]
+    for encoder in encoders:
+        encoder.feed(tone(24_000))
+
+    assert len(os.listdir("/proc/self/task")) < before + len(encoders)
+    assert os.sched_getaffinity(0) == processors
+
+
+def test_an_error_of_the_aac_encoder_is_one_of_ours():
+    pytest.importorskip("av", reason="pip install -r requirements-test.lock.txt")
+    file = AacFile(io.BytesIO(), 24_000)
+    file.write(to_int16(tone(24_000)))
+    file._encoder.encode(None)  # ends its stream
+
+    with pytest.raises(GenerationError, match=r"cannot be encoded as AAC: .*End of file"):
+        file.write(to_int16(tone(24_000)))

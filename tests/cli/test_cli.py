@@ -204,7 +204,7 @@ BAD_CALLS = {
         ["say", "Hi.", "-o", "{tmp}/a.wav", "--format", "mp3"],
         " --format: mp3 does not match {tmp}/a.wav; omit --format",
     ),
-    "unknown format": (["say", "Hi.", "--format", "aac"], " --format: 'aac' is not known; use one of wav"),
+    "unknown format": (["say", "Hi.", "--format", "m4a"], " --format: 'm4a' is not known; use one of wav"),
     "no folder": (["say", "Hi.", "-o", "{tmp}/no/a.wav"], " --output: cannot write"),
     "temperature": (["say", "Hi.", "--temperature", "9"], " --temperature: 9.0 is not a number in [0, 2]"),
     "normalize": (["say", "Hi.", "--normalize", "on"], " --normalize: must be one of auto, off, not 'on'"),

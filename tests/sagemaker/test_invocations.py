@@ -45,6 +45,26 @@ def test_accept_chooses_the_format(http: httpx2.Client, accept: str, media_type:
     assert soundfile.info(io.BytesIO(answer.content)).format == kind
 
 
+def test_accept_chooses_aac_where_it_can_be_encoded(http: httpx2.Client) -> None:
+    pytest.importorskip("av", reason="pip install -r requirements-test.lock.txt")
+    answer = http.post("/invocations", json=SHORT, headers={"Accept": "audio/aac"})
+
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/aac")
+    assert answer.content.startswith(b"\xff\xf1")
+    assert "format=aac" in answer.headers[ATTRIBUTES]
+
+
+@pytest.mark.usefixtures("without_av")
+def test_without_its_package_accept_skips_aac_or_is_refused_with_the_extra(http: httpx2.Client) -> None:
+    second = http.post("/invocations", json=SHORT, headers={"Accept": "audio/aac, audio/flac;q=0.5"})
+    only = http.post("/invocations", json=SHORT, headers={"Accept": "audio/aac"})
+
+    assert (second.status_code, second.headers["content-type"]) == (200, "audio/flac")
+    assert error_of(only) == (406, "not_acceptable")
+    assert "s1-mini[av]" in only.json()["error"]["message"]
+    assert "or use one of wav, flac, mp3" in only.json()["error"]["message"]
+
+
 def test_json_carries_the_samples_that_pcm_does(http: httpx2.Client) -> None:
     bare = http.post("/invocations", json=SHORT, headers={"Accept": "audio/pcm"})
     output = http.post("/invocations", json=SHORT | {"format": "pcm"}, headers={"Accept": "application/json"})

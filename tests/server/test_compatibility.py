@@ -27,6 +27,7 @@ from tests.server.conftest import Door, serving
 from waiting import EVENTUALLY_S
 
 elevenlabs = pytest.importorskip("elevenlabs", reason="pip install -r requirements-test.lock.txt")
+pytest.importorskip("av", reason="pip install -r requirements-test.lock.txt")
 
 pytestmark = pytest.mark.slow
 

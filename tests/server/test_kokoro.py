@@ -69,7 +69,7 @@ def test_times_can_be_left_out(client: httpx2.Client) -> None:
         ({"voice": "nobody"}, 404, "voice_not_found", "voice: unknown voice 'nobody'; available: alan, anna"),
         ({"input": ""}, 422, "text_invalid", "input: is empty"),
         ({"speed": 9}, 422, "request_invalid", "speed: 9: input should be less than or equal to 4"),
-        ({"response_format": "aac"}, 422, "request_invalid", "response_format: 'aac': input should be 'mp3'"),
+        ({"response_format": "m4a"}, 422, "request_invalid", "response_format: 'm4a': input should be 'mp3'"),
     ],
 )
 def test_an_error_has_kokoro_shape(

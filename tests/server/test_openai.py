@@ -83,7 +83,7 @@ def test_errors_are_of_the_clients_own_types(openai_client: openai.OpenAI) -> No
     )
     wrong = [
         {"speed": 5.0},
-        {"response_format": "aac"},
+        {"response_format": "m4a"},
         {"input": ""},
         {"input": "Hi. " * 6000},
         {"extra_body": {"top_k": 9}},

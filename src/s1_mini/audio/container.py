@@ -1,7 +1,7 @@
-"""Encode waves as wav, flac, mp3, Ogg Opus, raw 16-bit or G.711 samples: whole, in memory or to disk, or as a stream.
+"""Encode waves as wav, flac, mp3, AAC, Ogg Opus, raw 16-bit or G.711 samples: whole, to disk, or as a stream.
 
-Unless told otherwise, a file states in its comment that the audio is synthetic. Raw samples and streams of wav have no
-place for a comment.
+Unless told otherwise, a file states in its comment that the audio is synthetic. Raw samples, AAC and streams of wav
+have no place for a comment.
 
 All audio is mono; wav, flac and pcm have 16 bits per sample. `StreamEncoder` works piece by piece: it never changes
 bytes that it has returned, so headers do not contain the length. Many programs, including libsndfile, cannot read a
@@ -18,14 +18,17 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import soundfile
 import soxr
 
-from s1_mini.exceptions import GenerationError, ParameterError
+from s1_mini.audio.aac import AacFile
+from s1_mini.exceptions import ConfigurationError, GenerationError, ParameterError
+from s1_mini.extras import require
 from s1_mini.files import files
 from s1_mini.types import AudioFormat
 from s1_mini.version import __version__
@@ -48,12 +51,13 @@ class _Encoding(NamedTuple):
     rates: tuple[int, ...] = ()  # supported sample rates; audio of another rate is resampled to the last; empty: any
 
 
-_MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
+_MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 _OPUS = _Encoding("audio/ogg", "OGG", "OPUS", (8000, 12000, 16000, 24000, 48000))
 _ENCODINGS = {
     "wav": _Encoding("audio/wav", "WAV", "PCM_16"),
     "flac": _Encoding("audio/flac", "FLAC", "PCM_16"),
-    "mp3": _Encoding("audio/mpeg", "MP3", "MPEG_LAYER_III", _MP3_RATES),
+    "mp3": _Encoding("audio/mpeg", "MP3", "MPEG_LAYER_III", _MPEG_RATES),
+    "aac": _Encoding("audio/aac", rates=_MPEG_RATES),
     "opus": _OPUS,
     "ogg": _OPUS,
     "pcm": _Encoding("audio/pcm"),
@@ -91,12 +95,28 @@ def _range(wave: np.ndarray) -> tuple[float, float]:
     return least, most
 
 
-def check_format(name: str) -> AudioFormat:
-    """Return `name` in lower case if it is an `AudioFormat`; raise `ParameterError` if not."""
+def check_format(name: str, *, encodes: bool = True) -> AudioFormat:
+    """Return `name` in lower case if it is an `AudioFormat`; raise `ParameterError` if not.
+
+    Unless `encodes` is false, also raise it if the package that encodes the format is not installed.
+    """
     for known in FORMATS:
         if isinstance(name, str) and name.lower() == known:
+            if encodes and (lack := lack_of(known)):
+                raise ParameterError("audio_format", f"{name!r}: {lack}")
             return known
     raise ParameterError("audio_format", f"{name!r} is not known; use one of {', '.join(FORMATS)}")
+
+
+@cache  # it reads the metadata of packages
+def lack_of(audio_format: AudioFormat, formats: tuple[str, ...] = FORMATS) -> str:
+    """Return which package is missing to encode `audio_format`, and the others of `formats`; empty if none is."""
+    try:
+        if audio_format == "aac":
+            require("av", "its encoder")
+    except ConfigurationError as error:
+        return f"{error}; or use one of {', '.join(each for each in formats if each != audio_format)}"
+    return ""
 
 
 def format_of(path: str | Path) -> AudioFormat:
@@ -116,9 +136,10 @@ def media_type(audio_format: AudioFormat) -> str:
 def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat, *, is_labelled: bool = True) -> bytes:
     """Encode a float wave [samples] in [-1, 1] at `sample_rate` Hz; louder samples are clipped.
 
-    `is_labelled`: state that the audio is synthetic (`COMMENT`), unless the format is without a header. Audio of a rate
-    that the format does not support is resampled (`rate_in`). Raises `GenerationError` for samples that
-    are NaN or infinite, for an empty wave unless the format has no header, and for a wave of more than one dimension.
+    `is_labelled`: state that the audio is synthetic (`COMMENT`), unless the format has no place for it. Audio of a rate
+    that the format does not support is resampled (`rate_in`). Raises `ParameterError` if the format's package is not
+    installed, and `GenerationError` for samples that are NaN or infinite, for an empty wave unless the format has no
+    header, and for a wave of more than one dimension.
     """
     if wave.ndim != 1:
         raise GenerationError(f"audio to encode has the shape {wave.shape}; it must be [samples], one channel")
@@ -134,13 +155,27 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat, *, is_
     if audio_format == "wav":  # without libsndfile: its callbacks are much slower if several threads encode
         after = _wav_comment() if is_labelled and 2 * len(samples) <= _MAX_WAV_BYTES else b""
         return b"".join((wav_header(rate, len(samples), len(after)), samples.data, after))
-    buffer, encoding = io.BytesIO(), _ENCODINGS[audio_format]
-    with soundfile.SoundFile(buffer, "w", rate, 1, encoding.coding, format=encoding.container) as sound:
-        if is_labelled and audio_format not in RAW:
-            sound.comment = COMMENT
+    buffer = io.BytesIO()
+    with _open(buffer, rate, audio_format, is_labelled=is_labelled) as sound:
         for start in range(0, len(samples), _BLOCK):
             sound.write(samples[start : start + _BLOCK])
     return buffer.getvalue()
+
+
+def _open(file: Any, rate: int, audio_format: AudioFormat, *, is_labelled: bool, **options: Any) -> Any:
+    """Return a `SoundFile` that writes to `file`, or what is used like one, with a comment unless it is a wav.
+
+    Raises `ParameterError` if the format's package is not installed.
+    """
+    if check_format(audio_format) == "aac":
+        return AacFile(file, rate)
+    encoding = _ENCODINGS[audio_format]
+    coding, container = encoding.coding or "PCM_16", encoding.container or "RAW"
+    endian = "LITTLE" if audio_format == "pcm" else None
+    sound = soundfile.SoundFile(file, "w", rate, 1, coding, endian, container, **options)
+    if is_labelled and audio_format not in (*RAW, "wav"):
+        sound.comment = COMMENT
+    return sound
 
 
 def keeps_rate(audio_format: AudioFormat) -> bool:
@@ -204,7 +239,7 @@ def writing(
     `is_labelled` as in `encode`. The file replaces an existing one when it is complete, and its header has the length.
     Raises `ParameterError` if it cannot be written, and `GenerationError` if a sample is NaN or infinite.
     """
-    target, encoding, rate = Path(os.path.realpath(path)), _ENCODINGS[audio_format], rate_in(audio_format, sample_rate)
+    target, rate = Path(os.path.realpath(path)), rate_in(audio_format, sample_rate)
     resampler = None if rate == sample_rate else soxr.ResampleStream(sample_rate, rate, 1, dtype="float32")
     folder = Path(tempfile.gettempdir()) if target.is_char_device() else target.parent
     temporary = folder / f".{secrets.token_hex(8)}.tmp"
@@ -220,14 +255,9 @@ def writing(
             raise ParameterError("path", "a wav file holds at most 4 GB of audio; use flac or mp3")
 
     try:
-        coding, container = encoding.coding or "PCM_16", encoding.container or "RAW"
-        endian = "LITTLE" if audio_format == "pcm" else None
         with _naming(path):
-            sound = soundfile.SoundFile(temporary, "w", rate, 1, coding, endian, container)
-        is_labelled = is_labelled and audio_format not in RAW
+            sound = _open(temporary, rate, audio_format, is_labelled=is_labelled)
         with sound:
-            if is_labelled and audio_format != "wav":
-                sound.comment = COMMENT
             yield add
             if resampler is not None:
                 add(np.zeros(0, np.float32), is_last=True)
@@ -292,7 +322,7 @@ class StreamEncoder:
     def __init__(self, audio_format: AudioFormat, sample_rate: int, *, is_labelled: bool = True) -> None:
         self.audio_format = audio_format
         self._file = _OneWayFile()
-        self._sound: soundfile.SoundFile | None = None
+        self._sound: Any = None
         self._is_whole = audio_format == "flac"
         self._resampler: soxr.ResampleStream | None = None
         rate = rate_in(audio_format, sample_rate)
@@ -301,15 +331,10 @@ class StreamEncoder:
         if audio_format == "wav":
             self._file.write(wav_header(rate))
         elif audio_format != "pcm":
-            encoding = _ENCODINGS[audio_format]
             # A stream's header has no length, so players estimate it from the bit rate, which must be constant:
             # 160 kbit/s from 32 kHz up, 80 from 16 kHz, 32 below.
             steady = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if audio_format == "mp3" else {}
-            self._sound = soundfile.SoundFile(
-                self._file, "w", rate, 1, encoding.coding, format=encoding.container, **steady
-            )
-            if is_labelled and audio_format not in RAW:
-                self._sound.comment = COMMENT
+            self._sound = _open(self._file, rate, audio_format, is_labelled=is_labelled, **steady)
 
     def feed(self, wave: np.ndarray) -> bytes:
         """Encode a wave [samples]; return the bytes that can be sent by now, possibly none.

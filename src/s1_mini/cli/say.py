@@ -282,9 +282,11 @@ def _read_stdin() -> str:
 
 
 def _format(output: str | None, named: str | None, stream: bool) -> AudioFormat:
+    from s1_mini.audio.container import check_format
+
     if stream and output != PIPE:
         raise ParameterError("stream", "writes to stdout: add `-o -`, or use --play to listen while it is generated")
-    chosen = file_format(output, named)
+    chosen = check_format(file_format(output, named))
     if stream and chosen not in ("wav", "pcm"):
         raise ParameterError("audio_format", f"{chosen} cannot be streamed to stdout; use wav or pcm")
     return chosen

@@ -50,7 +50,7 @@ def _check_folder(path: Path | None) -> Path | None:
     return path
 
 
-DEVICE_HELP, FORMAT_HELP = "auto, cpu, cuda, cuda:1, mps.", "wav, flac, mp3, opus, ogg, pcm, mulaw or alaw."
+DEVICE_HELP, FORMAT_HELP = "auto, cpu, cuda, cuda:1, mps.", "wav, flac, mp3, aac, opus, ogg, pcm, mulaw or alaw."
 Checkpoint = Annotated[
     Path | None,
     typer.Option("--checkpoint", help="Directory, or name on the Hugging Face hub. [the built-in voice]"),
@@ -197,7 +197,7 @@ def file_format(output: str | None, named: str | None) -> AudioFormat:
         check_writable(file)  # before generating, which may take an hour
     if named is None:
         return "wav" if file is None else format_of(file)
-    chosen = check_format(named)
+    chosen = check_format(named, encodes=False)  # the caller may not encode it here
     if (
         file is not None
         and Path(file).suffix[1:].lower() in FORMATS

@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from s1_mini.audio.container import SOURCE_TYPE
+from s1_mini.audio.container import SOURCE_TYPE, lack_of
 from s1_mini.exceptions import ParameterError, QueueFullError, S1MiniError
 from s1_mini.sagemaker import sessions
 from s1_mini.sagemaker.state import container_of
@@ -89,6 +89,7 @@ _AUDIO: dict[str, AudioFormat] = {
     "audio/x-flac": "flac",
     "audio/mpeg": "mp3",
     "audio/mp3": "mp3",
+    "audio/aac": "aac",
     "audio/ogg": "ogg",
     "audio/opus": "opus",
     "audio/pcm": "pcm",
@@ -353,12 +354,14 @@ def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> 
         return default, False
     if len(accept) > MAX_HEADER:
         raise NotAcceptableError(f"Accept has {len(accept)} characters; the limit is {MAX_HEADER}")
+    lack = ""
     for name in _by_preference(accept):
         if name in _ANY or name in _JSON:
             return default, name in _JSON
-        if name in _AUDIO:
+        if name in _AUDIO and not (lack := lack_of(_AUDIO[name])):
             return _AUDIO[name], False
-    raise NotAcceptableError(f"Accept {accept!r} is not supported; use one of {', '.join([*_AUDIO, JSON])}")
+    reason = lack or f"use one of {', '.join([*_AUDIO, JSON])}"
+    raise NotAcceptableError(f"Accept {accept!r} is not supported; {reason}")
 
 
 def _by_preference(accept: str) -> list[str]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SkipValidation, create_model, model_validator
 from pydantic.config import JsonDict
+from pydantic.functional_validators import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from s1_mini.audio.container import lack_of
 from s1_mini.exceptions import MarkupError
 from s1_mini.server.errors import InvalidError
 from s1_mini.text.lexicon import read_lines
@@ -65,6 +67,17 @@ def _as_mode(value: Any) -> Any:
     return ("auto" if value else "off") if isinstance(value, bool) else value
 
 
+def encodable(formats: Any) -> AfterValidator:
+    """Return a validator of a field with a `Literal` of formats: it refuses one whose encoder is not installed."""
+
+    def check(value: AudioFormat) -> AudioFormat:
+        if lack := lack_of(value, get_args(formats)):
+            raise PydanticCustomError("format", "{reason}", {"reason": lack})
+        return value
+
+    return AfterValidator(check)
+
+
 Lexicon = Annotated[dict[str, str], BeforeValidator(_as_entries)]  # the engine limits the entries
 Pauses = SkipValidation[PausesOption]  # checked by the engine, whose errors name the entry
 ChunkLength = Annotated[int, Field(ge=50, le=1000), BeforeValidator(_as_whole)]
@@ -74,9 +87,10 @@ Text = Annotated[str, Field(description="Text to speak.", examples=["Good mornin
 VoiceName = Annotated[str, Field(description="A voice from GET /v1/voices.")]
 Format = Annotated[
     AudioFormat,
+    encodable(AudioFormat),
     Field(
-        description="Audio format of the response; opus and ogg are both Ogg Opus; pcm (s16le), mulaw and alaw (G.711, "
-        "8 kHz) are mono without a header."
+        description="Audio format of the response; aac is AAC-LC in ADTS and needs the extra av; opus and ogg are both "
+        "Ogg Opus; pcm (s16le), mulaw and alaw (G.711, 8 kHz) are mono without a header."
     ),
 ]
 Base64Audio = Annotated[

@@ -27,7 +27,7 @@ from s1_mini.server.errors import InvalidError, NotFoundError, quoted, renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import RequestLog, record_of
 from s1_mini.server.routes import ready_engine, register_voice
-from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, Strict, Text, VoiceName
+from s1_mini.server.schemas import SKIP_BY_DEFAULT, Sampling, Strict, Text, VoiceName, encodable
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, Times, in_lines, respond, speak_body, warning_header
 from s1_mini.server.state import state_of
 from s1_mini.types import OnUnsupported
@@ -38,6 +38,7 @@ MODEL = "s1-mini"
 PCM_RATE = 24_000  # Hz; assumed by OpenAI's clients, because pcm has no header
 MAX_ID = 64  # characters of a voice's name
 VOICE_FIELDS = {"voice": "name", "reference_audio": "audio_sample", "reference_text": "text"}
+_Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 _LANGUAGE = r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8}){0,3}$"
 
 Label = Annotated[str, Field(min_length=1, max_length=200)]
@@ -75,7 +76,7 @@ class OpenAISpeechBody(Sampling):
     voice: Annotated[
         VoiceName | None, BeforeValidator(_voice_name, json_schema_input_type=VoiceName | OpenAIVoice | None)
     ] = Field(None, description="A voice of GET /v1/voices; OpenAI's names stand for similar voices.")
-    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
+    response_format: Annotated[_Format, encodable(_Format)] = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
     stream: bool | None = Field(None, description="false: send the whole audio, with its length, when it is complete.")
 
