@@ -104,6 +104,7 @@ def test_a_whole_answer_is_written_and_its_file_named(
     assert runtime.given["X-Amzn-SageMaker-Prefix-Aware-Id"] == "clara"
 
 
+@pytest.mark.usefixtures("without_av")  # the endpoint encodes
 @pytest.mark.parametrize("mode", ["whole", "stream"])
 @pytest.mark.parametrize(
     ("name", "options", "chosen"),
@@ -112,6 +113,7 @@ def test_a_whole_answer_is_written_and_its_file_named(
         ("a.OGG", [], "ogg"),
         ("a.raw", ["--format", "pcm"], "pcm"),
         ("a.ogg", ["--format", "opus"], "opus"),
+        ("a.aac", ["--format", "aac"], "aac"),
     ],
 )
 def test_the_suffix_of_the_file_decides_the_format(  # noqa: PLR0917 - fixtures

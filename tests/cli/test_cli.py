@@ -271,6 +271,16 @@ def test_a_bad_call_gets_one_sentence_and_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("without_av")
+def test_a_file_whose_encoder_is_missing_is_refused_with_the_extra(call: Call, tiny: Path, tmp_path: Path) -> None:
+    code, _, said = call("say", "Hi.", "-o", tmp_path / "a.aac", "--checkpoint", tiny)
+
+    assert code == 1
+    assert said.startswith("s1-mini: --format: 'aac': its encoder needs av")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 REFUSED_EARLY = {
     "voice": ["Hi.", "--voice", "nobody"],
     "voice in a folder": ["Hi.", "--voice", "bad", "--voices-path", "{tmp}"],
