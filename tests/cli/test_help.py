@@ -93,6 +93,21 @@ def test_an_invalid_setting_is_reported_by_its_variable_before_torch_is_loaded()
     assert set(json.loads(python("-c", WRONG))) == {expected}
 
 
+def test_a_server_starts_the_process_of_its_engine_before_it_imports_the_web_framework() -> None:
+    code = """
+import sys
+from s1_mini.cli.app import run
+from s1_mini.remote.engine_process import EngineProcess
+EngineProcess.prepare = lambda _: sys.exit(print(*sys.modules))
+sys.argv = ["s1-mini", "serve", "--port", "0"]
+run()
+"""
+    loaded = python("-c", code, S1_MINI_SERVER_ENGINE_PROCESS="on").split()
+
+    assert "s1_mini.config" in loaded
+    assert not {"fastapi", "torch", "uvicorn"} & set(loaded)
+
+
 def test_voices_are_listed_described_and_refused_without_torch(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     code = """

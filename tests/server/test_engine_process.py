@@ -516,6 +516,17 @@ def test_an_engine_that_cannot_start_says_why_and_imports_nothing_from_the_worki
     assert engine.state().status == "stopped"
 
 
+def test_an_engine_starts_in_the_process_that_it_has_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "CHILD", f"open({str(tmp_path / 'launched')!r}, 'a').write('x')")
+    engine = EngineProcess(EngineConfig(device="cpu"))
+    engine.prepare()
+
+    for launched in ("x", "xx"):  # once it has ended, the next start launches another
+        with pytest.raises(EngineNotReadyError):
+            engine.start()
+        assert (tmp_path / "launched").read_text() == launched
+
+
 @pytest.mark.parametrize(("choice", "kind"), [("on", EngineProcess), ("off", ProductionTTSEngine)])
 def test_the_setting_chooses_the_process(choice: Any, kind: type) -> None:
     assert isinstance(make_engine(EngineConfig(device="cpu"), choice), kind)

@@ -75,10 +75,11 @@ def serve(
     ContainerSettings()
     settings.signer()
 
-    from s1_mini.sagemaker.local_endpoint import check_name
-    from s1_mini.server.run import check_address, run
+    from s1_mini.server.addresses import check_address
 
     if local_endpoint is not None:
+        from s1_mini.sagemaker.local_endpoint import check_name
+
         check_name(local_endpoint)
     check_address(settings.host, settings.port)
     if settings.wyoming_port is not None:
@@ -96,10 +97,14 @@ def serve(
             config = config.model_copy(update={"checkpoint_path": checkpoint})
 
         from s1_mini.remote.engine_process import make_engine
-        from s1_mini.sagemaker.app import make_container_app
-        from s1_mini.sagemaker.async_store import open_store
 
         engine = make_engine(config, settings.engine_process)
+        engine.prepare()
+
+        from s1_mini.sagemaker.app import make_container_app
+        from s1_mini.sagemaker.async_store import open_store
+        from s1_mini.server.run import run
+
         store = None if place is None else open_store(place)
         app = make_container_app(engine, settings, endpoint=local_endpoint, store=store)
         raise typer.Exit(run(app))

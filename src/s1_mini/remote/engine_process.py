@@ -57,12 +57,15 @@ logger = logging.getLogger(__name__)
 # Program of the process. The server decides when it ends. If the server ends first, Linux kills it (prctl,
 # PR_SET_PDEATHSIG), even if it hangs.
 CHILD = """
-import ctypes, signal
+import ctypes, gc, signal
+gc.disable()  # collections would take a tenth of the imports' time, and find nothing
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: None)  # handlers, unlike SIG_IGN, are not inherited
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 from s1_mini.remote.engine_worker import main
+gc.freeze()  # modules stay
+gc.enable()
 main()
 """
 PROBE_S = 2.0  # timeout of a health check
@@ -103,14 +106,8 @@ class EngineLink(Child):
 
     talks = True
 
-    def __init__(self, config: EngineConfig, engine: EngineProcess) -> None:
-        """Start the process and wait until its engine has started. On Linux, the process ends with the calling thread.
-
-        The process continues the metrics of `engine`, which gets them back when the process ends.
-
-        Raises the errors of `ProductionTTSEngine.start`, and `EngineNotReadyError` if the process exits. As in all
-        answers of the process, an error that is not an `S1MiniError` arrives as `RuntimeError`.
-        """
+    def __init__(self, engine: EngineProcess) -> None:
+        """Start the process, which imports torch. On Linux, the process ends with the calling thread."""
         super().__init__(python(CHILD), name="engine")
         self._engine = engine
         self._state, self.voice_names = EngineState("stopped"), list[str]()
@@ -120,12 +117,20 @@ class EngineLink(Child):
         self._on_end: dict[int, Callable[[Phases], None]] = {}  # of requests, also of those that were cancelled
         self._is_over = False
         self.launch()
+
+    def start(self, config: EngineConfig) -> None:
+        """Start the engine in the process, and wait for it. The process continues the metrics of `self._engine`.
+
+        Raises the errors of `ProductionTTSEngine.start`, and `EngineNotReadyError` if the process exits. As in all
+        answers of the process, an error that is not an `S1MiniError` arrives as `RuntimeError`.
+        """
+        metrics = self._engine.metrics
         try:
-            self.facts: Facts = self.call("start", config, engine.metrics, logging.getLogger().level).result()
+            self.facts: Facts = self.call("start", config, metrics, logging.getLogger().level).result()
         except BaseException:
             self.stop()
             raise
-        self._known: dict[str, Any] = {"health_check": self.facts.health, "families": list(engine.metrics.families())}
+        self._known: dict[str, Any] = {"health_check": self.facts.health, "families": list(metrics.families())}
         self.description = Checkpoint(self.facts.directory).description
 
     def submit(self, request: TTSRequest, *, streams: bool, as_int16: bool) -> Output:
@@ -313,6 +318,7 @@ class EngineProcess(SpeechEngine):
     """An engine in another process. It reports its state every `STATUS_S` seconds if it has changed."""
 
     _running: EngineLink | None
+    _prepared: EngineLink | None = None  # a process that has not started its engine
 
     @property
     def process_id(self) -> int:
@@ -321,9 +327,15 @@ class EngineProcess(SpeechEngine):
         link = self._running
         return link.pid if link else 0
 
+    def prepare(self) -> None:
+        """Start the process, for which `start` would otherwise wait; it takes seconds to import torch."""
+        self._prepared = EngineLink(self)
+
     def _load(self, config: EngineConfig) -> EngineLink:
-        """Start the process. Raises the errors of `EngineLink`."""
-        return EngineLink(config, self)
+        """Start the process and its engine. Raises the errors of `EngineLink.start`."""
+        link, self._prepared = self._prepared or EngineLink(self), None
+        link.start(config)
+        return link
 
     def _ready(self) -> EngineLink:
         return cast("EngineLink", super()._ready())

@@ -130,15 +130,18 @@ def main() -> int:
 
     from s1_mini.config import EngineConfig
     from s1_mini.remote.engine_process import make_engine
+    from s1_mini.server.settings import ServerSettings
+
+    settings = ServerSettings()
+    engine = make_engine(EngineConfig(), settings.engine_process)
+    engine.prepare()
+
     from s1_mini.sagemaker.app import make_container_app
     from s1_mini.sagemaker.async_store import open_store
     from s1_mini.server.run import run
-    from s1_mini.server.settings import ServerSettings
 
     member = ReplicaInfo(given.index, given.count, given.socket, given.keeps_voices)
     store = None if given.async_store is None else open_store(given.async_store)
-    settings = ServerSettings()
-    engine = make_engine(EngineConfig(), settings.engine_process)
     return run(make_container_app(engine, settings, endpoint=given.local_endpoint, store=store, member=member))
 
 

@@ -40,11 +40,11 @@ from s1_mini.remote.child import Supervised
 from s1_mini.remote.devices import LocalMachine, assign_device
 from s1_mini.remote.proxy import ADMIN, Proxy, describe_proxy, refuse_all, route
 from s1_mini.remote.replica import Replica
+from s1_mini.server.addresses import OPEN_TO_ALL, bind, is_loopback, url_of
 from s1_mini.server.connections import open_more_files, openable
 from s1_mini.server.errors import BodyTooLargeError, BodyTooSlowError, ServerError, error_response, misaddressed
 from s1_mini.server.logs import set_up_logging
 from s1_mini.server.member import ReplicaInfo
-from s1_mini.server.run import OPEN_TO_ALL, bind, is_loopback, url_of
 from s1_mini.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)

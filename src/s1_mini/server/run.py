@@ -9,23 +9,20 @@ exits at the end of the drain timeout even if something hangs.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
-import socket
 import threading
 import time
 from contextlib import suppress
-from ipaddress import ip_address
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 
 from s1_mini.audio.native_noise import keep_out
-from s1_mini.exceptions import ConfigurationError
 from s1_mini.files import delete_temporary_folders
 from s1_mini.runtime.process import freeze_what_is_loaded, prepare_process
+from s1_mini.server.addresses import OPEN_TO_ALL, is_loopback, url_of
 from s1_mini.server.app import end_all
 from s1_mini.server.connections import open_more_files
 from s1_mini.server.limits import EngineDied
@@ -35,68 +32,16 @@ from s1_mini.server.state import state_in
 from s1_mini.server.wire import HttpProtocol, SocketWire
 
 if TYPE_CHECKING:
+    import socket
+
     from fastapi import FastAPI
 
 logger = logging.getLogger(__name__)
-
-OPEN_TO_ALL = "the server is open to everyone who reaches this port: S1_MINI_SERVER_API_KEY is not set"
 
 # Shares of the drain timeout that remain when:
 FAIL = 0.2  # unfinished requests fail, so that their clients get an error
 ABORT = 0.08  # connections with a request in flight are aborted
 EXIT = 0.04  # the server exits
-
-
-def check_address(host: str, port: int, port_option: str = "--port", host_option: str = "--host") -> None:
-    """Check that the server can listen on an address, before anything is loaded.
-
-    Raises `ConfigurationError`, which names the options.
-    """
-    sentences = {
-        errno.EADDRINUSE: f"port {port} is taken; choose another with `{port_option}`",
-        errno.EACCES: f"port {port} is not allowed for this user; choose another with `{port_option}`",
-        errno.EADDRNOTAVAIL: f"host {host!r} is not an address of this machine; choose another with `{host_option}`",
-    }
-    try:
-        for listener in bind(host, port):
-            listener.close()
-    except (socket.gaierror, UnicodeError):
-        raise ConfigurationError(f"host {host!r} cannot be resolved; choose another with `{host_option}`") from None
-    except OSError as error:
-        other = f"cannot listen at host {host!r}, port {port}: {error.strerror}"
-        raise ConfigurationError(sentences.get(error.errno or 0, other)) from None
-
-
-def bind(host: str, port: int) -> list[socket.socket]:
-    """Return sockets bound to every address of `host`, like uvicorn's. Raises `OSError` or `UnicodeError`."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    bound: list[socket.socket] = []
-    failures: list[OSError] = []
-    for family, kind, protocol, _, address in dict.fromkeys(found):
-        free = bound[0].getsockname()[1] if bound else port  # for port 0, the port chosen for the first address
-        try:
-            listener = socket.socket(family, kind, protocol)
-        except OSError as error:  # a disabled address family, such as IPv6
-            failures.append(error)
-            continue
-        try:
-            # So that a restart need not wait for old connections; on Windows, the option would allow two listeners.
-            if os.name != "nt":
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind((address[0], free, *address[2:]))
-        except OSError as error:
-            listener.close()
-            failures.append(error)
-        else:
-            bound.append(listener)
-    taken = [error for error in failures if port and error.errno == errno.EADDRINUSE]
-    if taken or not bound:
-        for listener in bound:
-            listener.close()
-        raise (taken or failures)[0]
-    return bound
 
 
 def run(app: FastAPI) -> int:
@@ -228,17 +173,3 @@ def _exit(code: int) -> NoReturn:
     logging.shutdown()
     delete_temporary_folders()
     os._exit(code)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached only from this machine."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def url_of(host: str, port: int) -> str:
-    """Return the URL to open on this machine."""
-    name = "localhost" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104
-    return f"http://{name}:{port}/"
