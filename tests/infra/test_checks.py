@@ -90,14 +90,18 @@ def guard(template: dict[str, Any]) -> Any:
 
 
 def test_a_stage_is_synthesised_without_network_and_credentials(tmp_path: Path) -> None:
+    copy = tmp_path / "infra"
+    shutil.copytree(INFRA, copy, ignore=shutil.ignore_patterns("cdk.out"))
+    (tmp_path / "src").symlink_to(INFRA.parent / "src")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_"))}
-    environment |= {"S1_MINI_STAGE": "staging", "CDK_OUTDIR": str(tmp_path), "HTTPS_PROXY": "http://127.0.0.1:9"}
-    command = [*_unplugged(), sys.executable, str(INFRA / "app.py")]
+    environment |= {"S1_MINI_STAGE": "staging", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    command = [*_unplugged(), sys.executable, str(copy / "app.py")]
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(templates(tmp_path)) == 3
+    assert done.stderr.endswith(f"The templates are in {copy / 'cdk.out'}\n")
+    assert len(templates(copy / "cdk.out")) == 3
 
 
 def _unplugged() -> list[str]:
