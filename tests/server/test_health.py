@@ -86,6 +86,7 @@ def test_use_is_reported_by_the_names_of_keys(
         )
         address = f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream"
         with connect(address, proxy=None, additional_headers={"xi-api-key": "second"}) as socket:
+            assert (shaken := socket.response) is not None
             socket.send('{"type": "session.config", "max_new_tokens": 8}')
             socket.send('{"type": "input.text", "text": "Good evening."}')
             socket.send('{"type": "input.done"}')
@@ -103,9 +104,9 @@ def test_use_is_reported_by_the_names_of_keys(
         for key, figure in zip(("alice", "bob"), both, strict=True)
     }
     assert float(figures['audio_seconds_total{key="alice"}']) > float(whole.headers["x-audio-seconds"]) > 0
-    assert [each.headers.get("x-key-name") for each in (whole, streamed, refused, missing, batch, unknown)] == [
+    assert [each.headers.get("x-key-name") for each in (whole, streamed, refused, missing, batch, shaken, unknown)] == [
         *["alice"] * 4,
-        "bob",
+        *["bob"] * 2,
         None,
     ]
     assert (whole.headers["x-characters"], streamed.headers["x-characters"]) == ("13", "8")
@@ -161,6 +162,13 @@ def test_each_request_has_one_log_line(http: httpx2.Client, caplog: pytest.LogCa
     assert sum(parts) <= lines[0]["first_chunk_ms"]
     assert lines[0]["frames"] > 0
     assert lines[0]["real_time_factor"] > 0
+
+
+def test_the_answer_to_a_handshake_has_the_id_of_the_request(door: Door) -> None:
+    address = f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream"
+    with connect(address, proxy=None, additional_headers={"X-Request-Id": "ours"}) as socket:
+        assert socket.response is not None
+        assert socket.response.headers["x-request-id"] == "ours"
 
 
 def test_lines_are_metrics_for_cloudwatch_if_it_is_set(

@@ -306,12 +306,11 @@ class AccessLogMiddleware:
         inner.setdefault("state", {})["record"] = record
 
         async def note(message: Message) -> None:
-            if message["type"] in ("http.response.start", "websocket.http.response.start"):
-                record.status = message["status"]
+            if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
+                record.status = message.get("status", 101)
+                message.setdefault("headers", [])
                 named = {KEY_NAME: record.key} if record.key else {}
                 MutableHeaders(scope=message).update({"X-Request-Id": record.id} | named)
-            elif message["type"] == "websocket.accept":
-                record.status = 101
             elif message["type"] == "websocket.close" and not record.status:
                 record.status = 403
             await send(message)
