@@ -215,6 +215,19 @@ def test_custom_attributes_choose_another_route(http: httpx2.Client) -> None:
     assert result["error"].startswith("seed: unknown field")  # it reached the batch, which has no seed per item
 
 
+def test_the_attributes_of_every_answer_with_audio_state_that_it_is_synthetic(http: httpx2.Client) -> None:
+    line, label = json.dumps(SHORT), f"digital_source_type={SOURCE_TYPE}"
+    speech = {"model": "s1-mini", "input": "Good morning.", "response_format": "pcm", "max_new_tokens": 8}
+
+    lines = http.post("/invocations", content=line, headers={"Content-Type": "application/jsonlines"})
+    elsewhere = http.post("/invocations", json=speech, headers={ATTRIBUTES: "route=/v1/audio/speech"})
+    refused = http.post("/invocations", json={}, headers={ATTRIBUTES: "route=/v1/audio/speech"})
+
+    assert lines.headers[ATTRIBUTES] == label
+    assert elsewhere.headers[ATTRIBUTES] == f"sample_rate=24000,{label}"
+    assert ATTRIBUTES not in refused.headers
+
+
 @pytest.mark.parametrize(
     ("header", "status"),
     [

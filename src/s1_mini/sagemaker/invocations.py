@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
+from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -65,7 +66,8 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["sagemaker"])
 
-ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
+ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"  # the only response header that SageMaker passes on
+DESCRIBED = {"sample_rate": "X-Sample-Rate", "digital_source_type": "X-Digital-Source-Type"}  # headers of all routes
 TARGET_HEADER = "X-Amzn-SageMaker-Target-Model"
 MAX_TRANSFORM_MB = 100  # limit of batch transform
 MAX_LINES = 1000
@@ -176,8 +178,15 @@ class Rerouted(Response):
         self._request, self._route = request, route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the request has one
+        async def describe(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                found = [f"{name}={headers[key]}" for name, key in DESCRIBED.items() if key in headers]
+                headers.update({ATTRIBUTES: ",".join(found)} if found else {})
+            await send(message)
+
         target = {"path": self._route, "raw_path": self._route.encode(), "headers": self._request.scope["headers"]}
-        await self._request.app.router({**scope, **target}, self._request.receive, send)
+        await self._request.app.router({**scope, **target}, self._request.receive, describe)
 
 
 def routes_of(request: Request) -> frozenset[str]:
@@ -215,6 +224,7 @@ async def answer(request: Request, engine: SpeechEngine) -> Response:
         if session_id is not None:
             raise InvalidError(sessions.ID_HEADER, "is not supported with JSON lines; send one JSON object")
         label = source_header(engine.config.label_audio)
+        label |= {ATTRIBUTES: f"digital_source_type={SOURCE_TYPE}"} if label else {}
         return StreamedAnswer(_speak_lines(request, engine, _split_lines(await request.body())), JSON_LINES, label)
     body, recording = await read_speech(request, InvocationBody)
     if sessions.NEW in (session_id, body.requestType):
@@ -245,7 +255,7 @@ async def _speak(
     speech_request = replace(speech_request, audio_format=audio_format, streams=streams)
     speech = await speak_to_client(request, engine, speech_request)
     attributes = f"sample_rate={speech.sample_rate},format={audio_format},channels=1"
-    if engine.config.label_audio:  # the only response header that SageMaker passes on
+    if engine.config.label_audio:
         attributes += f",digital_source_type={SOURCE_TYPE}"
     speech = replace(speech, headers=speech.headers | headers | {ATTRIBUTES: attributes})
     if is_json:
