@@ -119,8 +119,10 @@ def test_a_body_in_chunks_of_one_byte_is_refused(door: Door) -> None:
     [
         (b"\x16\x03\x01 hello\r\n\r\n", ""),
         (b"GET /ping HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 200 + b"\r\n", "at most 100 are allowed"),
+        (b"GET /ping HTTP/1.1\r\nHost: localhost\r\na: " + b"b" * 2**14 + b"\r\n\r\n", "larger than 16384 bytes"),
+        (b"GET /ping HTTP/1.1\r\nHost: localhost\r\na: " + b"b" * 2**15, "larger than 16384 bytes"),
     ],
-    ids=["no HTTP", "200 headers"],
+    ids=["no HTTP", "200 headers", "a large head", "a large unfinished head"],
 )
 def test_malformed_http_is_refused_in_the_shape_of_all_errors(door: Door, content: bytes, sentence: str) -> None:
     with door.connect() as plug:

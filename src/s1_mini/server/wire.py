@@ -32,6 +32,7 @@ from s1_mini.server.state import state_in
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024
+TOO_LONG = f"its head is larger than {MAX_HEAD_BYTES} bytes"
 LINGER_S = 2.0  # time limit for the rest of a body after an early response
 MAX_AHEAD_BYTES = 2 * MAX_HEAD_BYTES  # limit on buffered pipelined requests
 WATCH_S = 0.25  # interval of checks for a disconnect while nothing is read
@@ -295,22 +296,27 @@ class Resetting:
 class Parser(h11.Connection):
     """h11's parser, which also limits headers and refuses bodies in tiny pieces."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, role: Any, max_head_bytes: int) -> None:
+        super().__init__(role, max_head_bytes)
         self.complaint = ""
-        self.max_headers = MAX_HEADERS
+        self.max_headers, self._max_head_bytes = MAX_HEADERS, max_head_bytes
         self._pieces = self._bytes = 0
 
     def next_event(self) -> Any:
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
-            self.complaint = str(error)[:200]
+            is_long = error.error_status_hint == 431  # a head that arrives in parts; h11 accepts any that comes at once
+            self.complaint = TOO_LONG if is_long else str(error)[:200]
             raise
         if isinstance(event, h11.Request):
             self._pieces = self._bytes = 0
             if len(event.headers) > self.max_headers:
                 self.complaint = f"it has {len(event.headers)} headers; at most {MAX_HEADERS} are allowed"
+                raise h11.RemoteProtocolError(self.complaint)
+            num_bytes = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
+            if num_bytes > self._max_head_bytes:
+                self.complaint = TOO_LONG
                 raise h11.RemoteProtocolError(self.complaint)
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
                 self.complaint = "it has both Content-Length and Transfer-Encoding, which can mislead proxies"
