@@ -285,17 +285,20 @@ def test_a_program_without_a_python_of_its_own_is_not_started_again(
     assert "S1_MINI_COMPILE=true" in speaker.kernels.reason
 
 
-def test_failed_compilation_falls_back_to_torch_with_a_warning(
+def test_a_full_disk_is_reported_with_the_folder_and_torch_computes(
     module: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    work = Compilable("steps", module("raise OSError('no room')"), [], lambda: None)
+    from s1_mini.kernels.compiled.build import REMEDY, marker
+
+    work = Compilable("steps", module("raise OSError(28, 'no room')"), [], lambda: None)
 
     with caplog.at_level(logging.WARNING):
         _, speaker = compiler(work)
         wait_until(lambda: "numba failed" in speaker.kernels.reason)
 
-    assert speaker.kernels == Choice("torch", "numba failed: OSError: no room")
-    assert [record.message for record in caplog.records] == ["numba failed, using torch: OSError: no room"]
+    reason = f"OSError: the compile cache {marker('to_compile', []).parent} cannot be used (no room); {REMEDY}"
+    assert speaker.kernels == Choice("torch", f"numba failed: {reason}")
+    assert [record.message for record in caplog.records] == [f"numba failed, using torch: {reason}"]
 
 
 def test_without_a_writable_cache_torch_is_used_and_no_process_is_started(

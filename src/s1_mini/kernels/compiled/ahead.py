@@ -22,8 +22,13 @@ def main(parts: Sequence[tuple[str, Sequence[str], str]]) -> int:
     with suppress(OSError):  # Linux only: let the kernel kill this process first when memory runs out
         Path("/proc/self/oom_score_adj").write_text("1000")
     for module, formats, marker in parts:
-        with FileLock(f"{marker}.lock"):
-            if not Path(marker).exists():
-                importlib.import_module(module).compile_for(formats)
-                Path(marker).touch()
+        try:
+            with FileLock(f"{marker}.lock"):
+                if not Path(marker).exists():
+                    importlib.import_module(module).compile_for(formats)
+                    Path(marker).touch()
+        except OSError as error:  # such as a full disk
+            from s1_mini.kernels.compiled.build import unusable
+
+            raise unusable(Path(marker).parent, error) from None
     return 0

@@ -76,11 +76,16 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(f"the compile cache {folder} cannot be used ({error.strerror}); {REMEDY}") from None
+        raise unusable(folder, error) from None
     if hasattr(os, "geteuid"):  # on Windows, folders inherit the permissions of the user's profile
         found = folder.stat()
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
             raise PermissionError(f"other users can write to {folder}, whose contents are executed; {REMEDY}")
+
+
+def unusable(folder: Path, error: OSError) -> OSError:
+    """Return the error, with the folder and the remedy."""
+    return OSError(f"the compile cache {folder} cannot be used ({error.strerror or error}); {REMEDY}")
 
 
 def marker(module: str, formats: Sequence[str]) -> Path:
