@@ -219,8 +219,9 @@ class ServerSettings(Settings):
             raise ValueError(f"must name each key: the number of names is {len(value)}, that of keys {len(keys)}")
         if value and len({*keys}) < len(keys):
             raise ValueError("has two names for the same key; remove a key from API_KEY or API_KEYS")
-        if len({*value}) < len(value) or not all(map(_KEY_NAME.fullmatch, value)):
-            raise ValueError("has a name twice, or one that is not 1 to 64 letters, digits and . _ -")
+        for index, name in enumerate(value):  # the message has no name, which may be a misplaced key
+            if name in value[:index] or not _KEY_NAME.fullmatch(name):
+                raise ValueError(f"name {index + 1} is a repeated one, or not 1 to 64 letters, digits and . _ -")
         return value
 
     @field_validator("cors_origins", "allowed_hosts", "api_key_names", mode="before")

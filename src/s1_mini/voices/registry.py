@@ -157,7 +157,8 @@ class VoiceDirectory(AddedVoices):
             folder.mkdir(parents=True, exist_ok=True)
             self._names = self._look()
         except OSError as error:
-            raise ConfigurationError(f"voices_path={str(folder)!r} cannot be used: {error.strerror}") from None
+            problem = f"cannot be used: {error.strerror}; name a folder that this user can write to"
+            raise ConfigurationError(f"voices_path={str(folder)!r} {problem}") from None
 
     @property
     def names(self) -> set[str]:
