@@ -6,11 +6,11 @@ text. Only `prompt.py` adds control tokens, by their ids.
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,17 +154,13 @@ def _read_qwen2(path: Path) -> tuple[dict[bytes, int], dict[str, Any]]:
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     """Read lines of `base64 rank`. A line whose token is only `=` is a placeholder, and is skipped."""
-    ranks: dict[bytes, int] = {}
-    count = 0
-    content = read_whole(path, _MAX_VOCABULARY_BYTES)
+    fields = read_whole(path, _MAX_VOCABULARY_BYTES).split()
+    tokens, decode = fields[::2], partial(binascii.a2b_base64, strict_mode=True)
     try:
-        for line in content.decode("ascii").split("\n"):
-            if line.strip() and not line.startswith("= "):
-                token, rank = line.split()
-                ranks[base64.b64decode(token, validate=True)] = int(rank)
-                count += 1
-    except (ValueError, binascii.Error) as error:
+        pairs = zip(tokens, fields[1::2], strict=True)
+        ranks = {decode(token): int(rank) for token, rank in pairs if token != b"="}
+    except ValueError as error:
         raise CheckpointFileError(f"{path} is not a valid tiktoken vocabulary: {error}") from None
-    if not ranks or len(ranks) != count:
+    if not ranks or len(ranks) != len(tokens) - tokens.count(b"="):
         raise CheckpointFileError(f"{path} is empty or contains a token twice")
     return ranks
