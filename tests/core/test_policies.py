@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -60,3 +61,17 @@ def test_units_consume_every_item_once_and_only_available_ones(policy: StagePoli
 
     assert sum(unit.consumes for unit in units) == total
     assert all(0 <= unit.start <= unit.stop <= total for unit in units)
+
+
+@pytest.mark.parametrize(
+    ("size", "ready", "taken"),
+    [(25, 3, 3), (25, 5, 4), (25, 10, 8), (25, 15, 15), (25, 99, 16), (8, 11, 8), (4, 3, 3), (4, 12, 12), (1, 15, 15)],
+)
+def test_a_call_is_padded_only_if_that_costs_less_per_chunk_than_a_smaller_call(
+    size: int, ready: int, taken: int
+) -> None:
+    assert CODEC.num_taken(size, ready) == taken
+
+
+def test_a_call_without_other_batch_sizes_takes_one_chunk() -> None:
+    assert replace(CODEC, rows=(1,)).num_taken(25, 10) == 1

@@ -217,6 +217,21 @@ def test_one_call_takes_chunks_of_one_size_and_not_too_many_items() -> None:
     assert sorted(plan.size for plan in plans) == [4, 4, 4, 25]
 
 
+def test_chunks_that_would_make_a_call_mostly_padding_are_first_in_the_next_call() -> None:
+    rest = [with_items(request(profile="throughput"), 1000) for _ in range(10)]
+    queue = codec_of(*rest)
+
+    assert chosen(queue, 1.0) == rest[:8]
+    assert chosen(queue, 1.0)[:2] == rest[8:]
+
+
+def test_the_most_urgent_chunks_are_not_those_left_for_the_next_call() -> None:
+    plain = [with_items(request(profile="throughput"), 1000) for _ in range(9)]
+    urgent = with_items(request(streams=True, first_sent=0.0, runs_dry=1.05, profile="throughput"), 1000)
+
+    assert chosen(codec_of(*plain, urgent), 1.0) == [urgent, *plain[:7]]
+
+
 def test_a_later_utterance_waits_until_its_turn_has_come() -> None:
     made = request(pieces=2)
     first, second = with_items(made, 4), sequence(made, 1, 1)

@@ -150,8 +150,8 @@ class StageQueue:
         first = self.urgency.choose(able, now)
         plan.size = _size(first)
         like = [sequence for sequence in able if sequence is not first and _size(sequence) == plan.size]
-        most = self.policy.most_together(plan.size)
-        chosen = [first, *(self.urgency.order(like, now)[: most - 1] if most > 1 else [])]
+        count = self.policy.num_taken(plan.size, 1 + len(like))
+        chosen = [first, *(self.urgency.order(like, now)[: count - 1] if count > 1 else [])]
         for sequence in chosen:
             if self.can_begin(sequence):  # earlier iterations may have taken the last slot
                 self.urgency.note(sequence)
