@@ -23,6 +23,7 @@ MODULES: dict[Extra, tuple[str, ...]] = {  # import names; requirements-EXTRA.tx
         "fastapi_offline",
         "h11",
         "httpx2",
+        "msgpack",
         "prometheus_client",
         "python_multipart",
         "uvicorn",

@@ -1,4 +1,4 @@
-"""Request bodies: JSON or a form with files, parsed into a validated model. Large JSON is parsed in a thread.
+"""Request bodies: JSON, MessagePack or a form with files, parsed into a validated model; large ones in a thread.
 
 The module `limits` bounds the size and pace of bodies. This module limits the structure of JSON before it is parsed,
 because a parser creates an object for every value and validation creates an error for every wrong value. Without this
@@ -24,7 +24,7 @@ from starlette.requests import Request
 
 from s1_mini.files import foreign_encoding
 from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, from_validation
-from s1_mini.server.schemas import SpeechBody, decode_base64
+from s1_mini.server.schemas import SpeechBody, decode_base64, encode_base64
 from s1_mini.server.state import ServerState, state_of
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -32,6 +32,7 @@ Speech = TypeVar("Speech", bound=SpeechBody)
 Result = TypeVar("Result")
 
 JSON, FORM = "application/json", "multipart/form-data"
+MSGPACK = "application/msgpack"
 LINES = "application/x-ndjson"  # JSON lines
 JSON_TYPES = frozenset({JSON, "text/json"})
 SMALL_BYTES = 64 * 1024  # larger bodies are parsed in a thread
@@ -47,6 +48,9 @@ MAX_ESCAPES = 2**20
 # Maximum bytes between two marks outside of strings. Longer runs are invalid JSON, numbers that are slow to parse, or
 # white space (which is valid, but refused too).
 MAX_GAP = 4096
+
+MAX_ENTRIES = 1024  # maximum entries of all lists and objects of a MessagePack body; a lexicon has up to 256
+RECORDINGS = ("audio", "reference_audio")  # fields that are base64 in JSON and bytes in MessagePack
 
 _MARK = re.compile(rb'["\[{,:]')
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -67,11 +71,15 @@ async def read_json(request: Request, model: type[Model], allowed: str = JSON) -
     kind = content_type(request)
     if kind not in JSON_TYPES and not (kind.startswith("application/") and kind.endswith("+json")):
         raise unsupported_type(request, allowed)
-    body = await request.body()
     max_marks = MAX_MARKS + MARKS_PER_ITEM * state_of(request).settings.max_batch_items
+    return await _parsed(request, parse_json, model, max_marks)
+
+
+async def _parsed(request: Request, parse: Callable[..., Result], *arguments: Any) -> Result:
+    body = await request.body()
     if len(body) <= SMALL_BYTES:
-        return parse_json(body, model, max_marks)
-    return await in_turn(state_of(request), parse_json, body, model, max_marks)
+        return parse(body, *arguments)
+    return await in_turn(state_of(request), parse, body, *arguments)
 
 
 async def in_turn(state: ServerState, work: Callable[..., Result], *arguments: Any) -> Result:
@@ -88,6 +96,55 @@ def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> M
     check_structure(body, max_marks)
     try:
         return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False), model.model_fields) from None
+
+
+class _Values:
+    """Hooks of msgpack's parser, which limit and check a body while it is parsed."""
+
+    def __init__(self) -> None:
+        self.num_entries = 0
+
+    def as_list(self, entries: list[Any]) -> list[Any]:
+        self.num_entries += 1 + len(entries)
+        if self.num_entries > MAX_ENTRIES:
+            raise BodyError(f"the body has more than {MAX_ENTRIES} entries of lists and objects")
+        if any(isinstance(entry, bytes) for entry in entries):
+            raise BodyError(f"the body has bytes in a list; only {' and '.join(RECORDINGS)} may be bytes")
+        return entries
+
+    def as_object(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in self.as_list(pairs):
+            if not isinstance(name, str):
+                raise BodyError("the body has a name of a field that is bytes; send it as a string")
+            if name in found:
+                raise InvalidError(name, "was given more than once")
+            if isinstance(value, bytes) and name not in RECORDINGS:
+                raise InvalidError(name, f"is bytes; only {' and '.join(RECORDINGS)} may be bytes")
+            found[name] = encode_base64(value) if isinstance(value, bytes) else value
+        return found
+
+
+def _refuse_extension(code: int, _data: bytes) -> None:
+    raise BodyError(f"the body has the extension type {code}; extension types are not supported")
+
+
+def parse_msgpack(body: bytes, model: type[Model]) -> Model:
+    """Parse MessagePack and validate it like JSON. Raises `BodyError` or `InvalidError`."""
+    import msgpack
+
+    values, limits = _Values(), {"max_array_len": MAX_ENTRIES, "max_map_len": MAX_ENTRIES}
+    hooks = {"object_pairs_hook": values.as_object, "list_hook": values.as_list, "ext_hook": _refuse_extension}
+    try:
+        data = msgpack.unpackb(body, **hooks, **limits)
+    except msgpack.StackError:
+        raise BodyError("the body is nested too deeply") from None
+    except ValueError as error:
+        raise BodyError(f"the body is not MessagePack: {str(error) or 'it has an unknown type'}") from None
+    try:
+        return model.model_validate(data, strict=True)
     except ValidationError as error:
         raise from_validation(error.errors(include_url=False), model.model_fields) from None
 
@@ -147,13 +204,15 @@ async def read_recording_form(request: Request, model: type[Model], file_field: 
 
 
 async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, bytes | None]:
-    """Return the JSON or form of a speech request, and its recording if any. Raises the errors of `read_form`."""
-    if content_type(request) == FORM:
+    """Return the body of a speech request, and its recording if any. Raises the errors of `read_form`."""
+    if (kind := content_type(request)) == FORM:
         body, recording = await read_form(request, model, "reference_audio")
         if recording is not None and body.reference_audio is not None:
             raise InvalidError("reference_audio", "was given more than once")
+    elif kind == MSGPACK:
+        body, recording = await _parsed(request, parse_msgpack, model), None
     else:
-        body, recording = await read_json(request, model, f"{JSON} or {FORM}"), None
+        body, recording = await read_json(request, model, f"{JSON}, {MSGPACK} or {FORM}"), None
     if body.reference_audio is not None:
         is_large = len(body.reference_audio) > SMALL_BYTES
         decode = partial(decode_base64, body.reference_audio)

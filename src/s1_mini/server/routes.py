@@ -65,6 +65,8 @@ async def speak_text(request: Request) -> Response:
     With `word_times`, it is JSON that contains the audio.
     """
     body, recording = await read_speech(request, SpeechBody)
+    if "model" in request.headers and "stream" not in body.model_fields_set:
+        body.stream = True  # Fish Audio's clients send this header, and expect that the audio is streamed
     speech_request = body.to_request(recording)
     speech = await speak_to_client(request, state_of(request).engine, speech_request)
     if not body.word_times:

@@ -199,8 +199,15 @@ class FishSpeechReference(Strict):
     text: str = Field("", description="Transcript of the recording, word for word.")
 
 
+class FishAudioProsody(Strict):
+    """Fish Audio's field `prosody`, with Fish Audio's bounds."""
+
+    speed: float | None = Field(None, ge=0.5, le=2, description="Fish Audio's name of `speed`.")
+    volume: float | None = Field(None, ge=-20, le=20, description="Fish Audio's name of `gain_db`.")
+
+
 class FishSpeechBody(Sampling):
-    """Fields of Fish-Speech's server besides those that have the same name here."""
+    """Fields of Fish-Speech's server and Fish Audio's clients besides those that have the same name here."""
 
     normalize: Annotated[Normalize | None, BeforeValidator(_as_mode)] = Field(
         None, description=f"{_HELP['normalize']} In JSON, true stands for auto, and false for off."
@@ -210,7 +217,13 @@ class FishSpeechBody(Sampling):
     references: list[FishSpeechReference] | None = Field(
         None, max_length=1, description="Fish-Speech's name of `reference_audio` and `reference_text`."
     )
+    prosody: FishAudioProsody | None = Field(None, description="Fish Audio's name of `speed` and `gain_db`.")
     chunk_length: ChunkLength | None = IGNORED_CHUNK_LENGTH
+    min_chunk_length: int | None = Field(None, description="Ignored.")
+    condition_on_previous_chunks: bool | None = Field(None, description="Ignored.")
+    early_stop_threshold: float | None = Field(None, description="Ignored.")
+    mp3_bitrate: int | None = Field(None, description="Ignored.")
+    opus_bitrate: int | None = Field(None, description="Ignored.")
     latency: Literal["normal", "balanced"] | None = Field(None, description="Ignored.")
     use_memory_cache: Literal["on", "off"] | None = Field(None, description="Ignored.")
 
@@ -222,6 +235,9 @@ class FishSpeechBody(Sampling):
         if self.references:
             named.append(("references", "reference_audio", self.references[0].audio))
             named.append(("references", "reference_text", self.references[0].text))
+        if self.prosody:
+            named.append(("prosody", "speed", self.prosody.speed))
+            named.append(("prosody", "gain_db", self.prosody.volume))
         for theirs, ours, value in named:
             if value is not None and ours in self.model_fields_set:
                 raise InvalidError(theirs, f"cannot be combined with {ours}, which has the same meaning")
@@ -433,6 +449,12 @@ class ErrorAnswer(BaseModel):
     """The shape of every error."""
 
     error: ErrorDetail
+
+
+def encode_base64(data: bytes) -> str:
+    """Encode in pieces, like `decode_base64`."""
+    size = BASE64_WINDOW // 4 * 3
+    return "".join(base64.b64encode(data[start : start + size]).decode() for start in range(0, len(data), size))
 
 
 def decode_base64(text: str) -> bytes:
