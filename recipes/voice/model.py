@@ -9,11 +9,11 @@ the following ones, so that speaking with no, one or several references is one t
 (`run.py` sets the variables by which they find each other); every step then uses the batches of all processes.
 
 The training ends after `--total` seconds or `--epochs`, in runs of at most `--seconds`. `--rate` is the peak learning
-rate. `--rows` and `--columns` are the size of a batch of prompts, and `--frames` is the number of its frames on which
-the depth transformer is trained. `--dropout` applies to the backbone, and `--weight-decay` to all matrices.
-`--noise` is the share of residual codes in the backbone's input that are replaced by random ones. `--best` is the loss
-by which the weights are chosen: of the backbone (slow), of the depth transformer (fast), or their sum (both). With
-`--trains fast`, only the depth transformer is trained, and its loss chooses.
+rate, reached after `--warm-up` steps. `--rows` and `--columns` are the size of a batch of prompts, and `--frames` is
+the number of its frames on which the depth transformer is trained. `--dropout` applies to the backbone, and
+`--weight-decay` to all matrices. `--noise` is the share of residual codes in the backbone's input that are replaced by
+random ones. `--best` is the loss by which the weights are chosen: of the backbone (slow), of the depth transformer
+(fast), or their sum (both). With `--trains fast`, only the depth transformer is trained, and its loss chooses.
 """
 
 from __future__ import annotations
@@ -262,6 +262,7 @@ def main() -> None:
         seconds=540.0,
         total=SCHEDULE.total_s,
         rate=SCHEDULE.rate,
+        warm_up=SCHEDULE.warm_up,
         **asdict(Batch()),
         trains=halves,
         best=halves,
@@ -272,7 +273,7 @@ def main() -> None:
     group, device = Group.join(fast_device())
     training = ModelTraining(
         options.work,
-        replace(SCHEDULE, total_s=options.total, rate=options.rate),
+        replace(SCHEDULE, total_s=options.total, rate=options.rate, warm_up=options.warm_up),
         Batch(**{name: getattr(options, name) for name in asdict(Batch())}),
         device,
         sizes=MODELS[options.size],

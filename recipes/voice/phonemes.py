@@ -1,11 +1,11 @@
 """Convert texts to American and British phonemes for the teacher, with the normalized text for the model.
 
-python -m recipes.voice.phonemes --texts FILE --output FILE --count 100000 [--start 0] [--british 20000]
+python -m recipes.voice.phonemes --texts FILE --output FILE --count 100000 [--start 0] [--british 20000] [--mix new]
 python -m recipes.voice.phonemes --held-out --output FILE
 
-`--texts` is the output of `recipes.voice.texts prepare`. The output is compressed JSON, a list of
-[text, American, British]. The text is normalized to the voice's alphabet, as the engine passes it to the model. Needs
-hibari-tts.
+`--texts` is the output of `recipes.voice.texts prepare`, and `--mix` (new, further) chooses the shares of the kinds of
+texts. The output is compressed JSON, a list of [text, American, British]. The text is normalized to the voice's
+alphabet, as the engine passes it to the model. Needs hibari-tts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import lzma
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from recipes.voice.shared import parser
 from recipes.voice.sizes import ALPHABET, LANGUAGE
-from recipes.voice.texts import held_out_sentences, load, utterances
+from recipes.voice.texts import Mix, held_out_sentences, load, utterances
 from s1_mini.text.form import TextForm
 
 # hibari always reads A as the article. A is a letter next to a single letter, or as a capital inside a sentence.
@@ -82,12 +82,13 @@ def main() -> None:
         start=0,
         count=100_000,
         british=int | None,
+        mix=get_args(Mix),
     ).parse_args()
     if options.held_out:
         texts: Iterable[str] = [text for kind in held_out_sentences().values() for text in kind]
     else:
         corpora = load(options.texts) if options.texts else None
-        texts = itertools.islice(utterances(options.seed, corpora, options.start), options.count)
+        texts = itertools.islice(utterances(options.seed, corpora, options.start, options.mix), options.count)
     print(write(texts, options.output, num_british=options.british))
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from recipes.voice.level import levelled
 from recipes.voice.shared import fast_device, parser, write_shard
-from recipes.voice.speakers import Speaker, Styles, speaker
+from recipes.voice.speakers import NAMED_SHARE, Speaker, Styles, speaker
 from recipes.voice.teacher import RATE, SAMPLES_PER_FRAME, SHELF, Spoken, Teacher
 
 CHUNK = 512  # texts whose durations are predicted at once
@@ -198,7 +198,15 @@ def write_utterances(path: Path, utterances: Sequence[Heard]) -> None:
 
 
 def recorded(
-    studio: Studio, texts: Sequence[Text], names: list[str], *, part: int, parts: int, seconds: float, per_speaker: int
+    studio: Studio,
+    texts: Sequence[Text],
+    names: list[str],
+    *,
+    part: int,
+    parts: int,
+    seconds: float,
+    per_speaker: int,
+    named_share: float = NAMED_SHARE,
 ) -> Iterator[list[Utterance]]:
     """Speak texts in random order, repeatedly, until `seconds` have passed, and finish the texts already started.
 
@@ -210,7 +218,7 @@ def recorded(
         for group in np.split(order, range(GROUP, len(order), GROUP)):
             items = []
             for texts_of_one in np.split(group, range(per_speaker, len(group), per_speaker)):
-                items += [(texts[place], who, speaker(who, names)) for place in texts_of_one]
+                items += [(texts[place], who, speaker(who, names, named_share)) for place in texts_of_one]
                 who += parts
             items.sort(key=lambda item: len(item[0].american))  # for less padding
             for at in range(0, len(items), CHUNK):

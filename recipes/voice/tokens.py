@@ -1,13 +1,14 @@
 """Synthesize with the teacher and encode the audio as training data for the dual-AR model; the audio is not kept.
 
 python -m recipes.voice.tokens --work DIR --teacher DIR --phonemes DIR --seconds 300 [--part K --parts N]
-    [--again K] [--held-out FILE] [--beside 4]
+    [--again K] [--held-out FILE] [--beside 4] [--named 0.4]
 
 `DIR` contains the finished codec. `--phonemes` is a file written by `phonemes.py` or a folder of such files, of which
 each part uses its share; `--held-out` has held-out sentences, which part 0 synthesizes first. `--again` is the number
 of earlier runs of this part, so that it uses other speakers and another order of texts; `--beside` is the number of
-processes that share its GPU. A speaker has eight texts, synthesized in any order and then written consecutively to
-`DIR/tokens`. The texts are normalized, like those that the engine passes to the model.
+processes that share its GPU, and `--named` is the share of speakers with a built-in voice. A speaker has eight texts,
+synthesized in any order and then written consecutively to `DIR/tokens`. The texts are normalized, like those that the
+engine passes to the model.
 
 The vocabulary consists of single bytes, pieces of the speaker tag, S1's control tokens and semantic tokens. Single
 bytes are enough, because the model only reads the text aloud; the pieces shorten the tag to five tokens.
@@ -35,7 +36,7 @@ from torch import Tensor
 
 from recipes.voice.channels import ChannelsLast
 from recipes.voice.shared import NewShards, fast_device, parser, write_shard
-from recipes.voice.speakers import held_out_speakers
+from recipes.voice.speakers import NAMED_SHARE, held_out_speakers
 from recipes.voice.speech import Count, Studio, Utterance, bound_memory, heard, open_studio, read_phonemes, recorded
 from s1_mini.codecs.dac.model import Dac
 from s1_mini.codecs.dac.weights import open_dac
@@ -277,6 +278,7 @@ def main() -> None:
         batch_s=240.0,
         held_out=Path | None,
         beside=1,
+        named=NAMED_SHARE,
     ).parse_args()
     device = fast_device(options.part)
     bound_memory(device, options.beside)
@@ -291,7 +293,7 @@ def main() -> None:
     made = recorded(
         studio, items, names,
         part=options.part + options.parts * 10**6 * options.again,
-        parts=options.parts, seconds=options.seconds, per_speaker=PER_GROUP,
+        parts=options.parts, seconds=options.seconds, per_speaker=PER_GROUP, named_share=options.named,
     )  # fmt: skip
     tokenizer = S1Tokenizer.from_directory(options.work)
     if options.held_out and not options.part:

@@ -29,18 +29,27 @@ def test_held_out_sentences_are_never_yielded():
 
     spoken = itertools.islice(texts.utterances(0, corpora), 2000)
 
-    unwanted = {bare(text) for kind in held_out.values() for text in kind}
+    unwanted = {bare(text) for kind, lines in held_out.items() if kind != "short" for text in lines}
     assert not unwanted & {bare(text) for text in spoken}
+
+
+def test_further_training_has_more_short_texts_and_sentences_without_commas():
+    further = list(itertools.islice(texts.utterances(0, mix="further"), 2000))
+
+    assert sum(len(text.split()) <= 3 for text in further) > 0.2 * len(further)
+    assert sum(len(text) > 120 and "," not in text for text in further) > 0.03 * len(further)
+    assert any(text.endswith(" no.") for text in further)
 
 
 def test_held_out_sentences_are_as_many_and_as_long_as_promised():
     held_out = texts.held_out_sentences()
 
-    sizes = {"plain": 100, "numbers": 20, "names": 20, "short": 20, "long": 5, "reference": 40}
+    sizes = {"plain": 100, "numbers": 20, "names": 20, "short": 20, "long": 5, "reference": 40, "calls": 40}
     assert {kind: len(lines) for kind, lines in held_out.items()} == sizes
     assert len({text for lines in held_out.values() for text in lines}) == sum(sizes.values())
     assert all(4 <= len(text.split()) <= 14 for text in held_out["plain"])
     assert all(len(text.split()) <= 2 for text in held_out["short"])
+    assert all(len(text.split()) <= 3 for text in held_out["calls"])
     assert all(150 <= len(text) <= 220 for text in held_out["long"])
 
 

@@ -9,6 +9,6 @@ domain), fortunes and fortunes-min (BSD; quotations of their authors), wamerican
 notice). ``wordlists.txt`` and ``held_out.txt`` were written for this project.
 """
 
-from recipes.voice.texts.stream import Corpora, held_out_sentences, is_held_out, load, utterances
+from recipes.voice.texts.stream import Corpora, Mix, held_out_sentences, is_held_out, load, utterances
 
-__all__ = ["Corpora", "held_out_sentences", "is_held_out", "load", "utterances"]
+__all__ = ["Corpora", "Mix", "held_out_sentences", "is_held_out", "load", "utterances"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
 from string import ascii_uppercase
+from typing import Literal, get_args
 
 from s1_mini.text.english.dates import MONTHS
 
@@ -58,7 +59,7 @@ def load(path: Path) -> Corpora:
 
 
 def held_out_sentences() -> dict[str, list[str]]:
-    """Return the evaluation texts: plain, numbers, names, short and long; and those of references for cloning."""
+    """Return the evaluation texts by kind (plain, numbers, names, short, calls, long); `reference` is for cloning."""
     return {name: list(lines) for name, lines in sections("held_out.txt").items()}
 
 
@@ -69,7 +70,10 @@ def is_held_out(text: str) -> bool:
 
 @functools.cache
 def _bare_held_out() -> frozenset[str]:
-    return frozenset(bare(text) for lines in sections("held_out.txt").values() for text in lines)
+    """Return all but the most common calls, such as "No.", which every voice should have learnt."""
+    return frozenset(
+        bare(text) for name, lines in sections("held_out.txt").items() if name != "short" for text in lines
+    )
 
 
 def bare(text: str) -> str:
@@ -192,6 +196,7 @@ FIGURES: dict[str, Callable[[Random], str]] = {
     "phone": lambda rng: f"{rng.randint(200, 999)}-{rng.randint(1000, 9999)}",
     "letters": _letters,
     "letter": lambda rng: rng.choice(ascii_uppercase),
+    "initial": lambda rng: rng.choice([one(rng, "initial"), one(rng, "initial"), _letters(rng)]),
     "label": _label,
     "result": _score,
     "span": _span,
@@ -204,7 +209,9 @@ FIGURES: dict[str, Callable[[Random], str]] = {
 }
 
 
-SENTENCES = tuple(name for name in sections("templates.txt") if name not in {"number", "list", "plural"})
+SENTENCES = tuple(
+    name for name in sections("templates.txt") if name not in {"number", "list", "plural", "call", "ending", "initials"}
+)
 
 
 def template(rng: Random, kind: str) -> str:
@@ -236,22 +243,27 @@ def sentence_of(text: str) -> str:
 
 MAX_CHARACTERS = 220
 
-# Number of utterances of each kind in every block of forty. A third are natural sentences. Word salads teach spelling,
-# which an earlier voice, overfitted to 28,000 sentences, did not learn. The rest covers texts that people type.
+# Number of utterances of each kind in every block of forty, for a new voice and for its further training. A third are
+# natural sentences. Word salads teach spelling, which an earlier voice, overfitted to 28,000 sentences, did not learn.
+# The rest covers texts that people type; in the further training, more of those that the voice misread.
 WEIGHTS = {
-    "natural": 14,  # sentences of the corpus; each is used once before any is repeated
-    "salad": 6,  # arbitrary word pairs, to learn spelling
-    "template": 7,  # statements, questions, commands, service and technical talk, names
-    "number": 4,  # digits, years, dates, times, money, units
-    "short": 5,  # one or two words; small voices may not stop on these
-    "long": 2,  # several clauses up to 220 characters
-    "list": 2,  # commas
+    "natural": (14, 9),  # sentences of the corpus; each is used once before any is repeated
+    "salad": (6, 4),  # arbitrary word pairs, to learn spelling
+    "template": (7, 4),  # statements, questions, commands, service and technical talk, names
+    "number": (4, 3),  # digits, years, dates, times, money, units
+    "short": (5, 10),  # one to three words; small voices may not stop on these
+    "long": (2, 2),  # several clauses up to 220 characters
+    "list": (2, 1),  # commas
+    "joined": (0, 3),  # several clauses without commas
+    "ending": (0, 2),  # sentences that end with "no", with letters, or with a word that is also an abbreviation
+    "initials": (0, 2),  # abbreviations that are read letter by letter, in sentences
 }
-BLOCK = sum(WEIGHTS.values())
+Mix = Literal["new", "further"]
+BLOCK = 40
 
 
-def utterances(seed: int, corpora: Corpora | None = None, start: int = 0) -> Iterator[str]:
-    """Yield utterances without end, from the ``start``-th; the i-th depends on seed, corpora and i alone.
+def utterances(seed: int, corpora: Corpora | None = None, start: int = 0, mix: Mix = "new") -> Iterator[str]:
+    """Yield utterances without end, from the ``start``-th; the i-th depends on seed, corpora, mix and i alone.
 
     Without corpora, sentences come from the templates and words from the word lists. Held-out sentences are never
     yielded.
@@ -259,7 +271,7 @@ def utterances(seed: int, corpora: Corpora | None = None, start: int = 0) -> Ite
     corpora = corpora or _small_corpora()
     i = start
     while True:
-        kind, ordinal = _kind(seed, i)
+        kind, ordinal = _kind(seed, i, mix)
         for attempt in range(100):
             rng = Random(f"{seed}/{i}/{attempt}")
             natural = kind == "natural"
@@ -270,16 +282,17 @@ def utterances(seed: int, corpora: Corpora | None = None, start: int = 0) -> Ite
         i += 1
 
 
-def _kind(seed: int, i: int) -> tuple[str, int]:
+def _kind(seed: int, i: int, mix: Mix) -> tuple[str, int]:
     """Return the kind of the i-th utterance, and how many of this kind came before it."""
-    kinds = _block(seed, i // BLOCK)
+    kinds = _block(seed, i // BLOCK, mix)
     kind = kinds[i % BLOCK]
-    return kind, i // BLOCK * WEIGHTS[kind] + kinds[: i % BLOCK].count(kind)
+    return kind, i // BLOCK * kinds.count(kind) + kinds[: i % BLOCK].count(kind)
 
 
 @functools.lru_cache(maxsize=8)
-def _block(seed: int, block: int) -> list[str]:
-    kinds = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
+def _block(seed: int, block: int, mix: Mix) -> list[str]:
+    place = get_args(Mix).index(mix)
+    kinds = [kind for kind, weights in WEIGHTS.items() for _ in range(weights[place])]
     Random(f"{seed}/block/{block}").shuffle(kinds)
     return kinds
 
@@ -319,7 +332,7 @@ def _number(rng: Random, corpora: Corpora) -> str:
 
 def _short(rng: Random, corpora: Corpora) -> str:
     mark = rng.choices([".", "!", "?", "", "..."], [55, 20, 15, 8, 2])[0]
-    match rng.randrange(8):
+    match rng.randrange(9):
         case 0 | 1:
             text = one(rng, "phrase")
         case 2:
@@ -332,6 +345,8 @@ def _short(rng: Random, corpora: Corpora) -> str:
             text = f"{one(rng, 'adjective')} {one(rng, 'noun')}"
         case 6:
             text = rng.choice([one(rng, "first"), one(rng, "place"), f"{one(rng, 'first')} {one(rng, 'last')}"])
+        case 7:
+            text = filled(rng, template(rng, "call"), corpora)
         case _:
             figures = [FIGURES[name](rng) for name in ("integer", "clock", "money", "ordinal")]
             text = rng.choice([*figures, f"{rng.randint(0, 100)}%"])
@@ -347,6 +362,20 @@ def _long(rng: Random, corpora: Corpora) -> str:
         clauses.insert(0, opening.rstrip(".!?;:"))
     joint = rng.choice([", and ", ", but ", ", so ", ", because ", ", while ", "; "])
     return sentence_of(", ".join(clauses[:-1]) + joint + clauses[-1])
+
+
+def _joined(rng: Random, corpora: Corpora) -> str:
+    clauses = [filled(rng, template(rng, "statement"), corpora) for _ in range(rng.randint(3, 5))]
+    joint = [" and ", " but ", " so ", " because ", " while ", " when ", " before ", " until ", " although "]
+    return sentence_of("".join(clause + rng.choice(joint) for clause in clauses[:-1]).replace(",", "") + clauses[-1])
+
+
+def _ending(rng: Random, corpora: Corpora) -> str:
+    return sentence_of(filled(rng, template(rng, "ending"), corpora))
+
+
+def _initials(rng: Random, corpora: Corpora) -> str:
+    return sentence_of(filled(rng, template(rng, "initials"), corpora))
 
 
 def _list(rng: Random, corpora: Corpora) -> str:
@@ -370,6 +399,9 @@ _KINDS: dict[str, Callable[[Random, Corpora], str]] = {
     "short": _short,
     "long": _long,
     "list": _list,
+    "joined": _joined,
+    "ending": _ending,
+    "initials": _initials,
 }
 
 
