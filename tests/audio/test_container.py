@@ -208,8 +208,9 @@ def test_an_unwritable_path_is_refused_by_name(tmp_path, place):
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path):
-    path = tmp_path / "a.wav"
+@pytest.mark.parametrize("audio_format", ["wav", "mp3", AAC])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(audio_format, tmp_path):
+    path = tmp_path / f"a.{audio_format}"
     path.write_text("old")
     resource = pytest.importorskip("resource", reason="Windows does not limit the size of files")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -217,11 +218,11 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # writing byte 4097 of any file fails
     try:
         with pytest.raises(ParameterError, match="File too large"):
-            write(path, tone(24_000), 24_000, "wav")
+            write(path, np.random.default_rng(0).uniform(-1, 1, 48_000), 24_000, audio_format)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    assert os.listdir(tmp_path) == ["a.wav"]
+    assert os.listdir(tmp_path) == [path.name]
     assert path.read_text() == "old"
 
 

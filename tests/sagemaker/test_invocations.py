@@ -62,7 +62,7 @@ def test_without_its_package_accept_skips_aac_or_is_refused_with_the_extra(http:
     assert (second.status_code, second.headers["content-type"]) == (200, "audio/flac")
     assert error_of(only) == (406, "not_acceptable")
     assert "s1-mini[av]" in only.json()["error"]["message"]
-    assert "or use one of wav, flac, mp3" in only.json()["error"]["message"]
+    assert "or use one of audio/wav, audio/x-wav" in only.json()["error"]["message"]
 
 
 def test_json_carries_the_samples_that_pcm_does(http: httpx2.Client) -> None:

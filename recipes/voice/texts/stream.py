@@ -350,6 +350,8 @@ def _short(rng: Random, corpora: Corpora) -> str:
         case _:
             figures = [FIGURES[name](rng) for name in ("integer", "clock", "money", "ordinal")]
             text = rng.choice([*figures, f"{rng.randint(0, 100)}%"])
+    if text.endswith("."):  # "11 p.m."
+        mark = mark.removeprefix(".")
     return text[0].upper() + text[1:] + mark
 
 
@@ -367,7 +369,8 @@ def _long(rng: Random, corpora: Corpora) -> str:
 def _joined(rng: Random, corpora: Corpora) -> str:
     clauses = [filled(rng, template(rng, "statement"), corpora) for _ in range(rng.randint(3, 5))]
     joint = [" and ", " but ", " so ", " because ", " while ", " when ", " before ", " until ", " although "]
-    return sentence_of("".join(clause + rng.choice(joint) for clause in clauses[:-1]).replace(",", "") + clauses[-1])
+    whole = "".join(clause + rng.choice(joint) for clause in clauses[:-1]) + clauses[-1]
+    return sentence_of(whole.replace(",", ""))
 
 
 def _ending(rng: Random, corpora: Corpora) -> str:

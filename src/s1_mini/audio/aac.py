@@ -36,9 +36,12 @@ class AacFile(AbstractContextManager["AacFile"]):
         self._encoder: Any = None
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
+        if kind is None:
+            self.close()
+            return
+        with suppress(OSError):  # a full disk, of which the exception tells already
             self._encoder = None  # the file will not be used
-        self.close()
+            self.close()
 
     def write(self, samples: np.ndarray) -> None:
         """Encode samples [int16], at least one."""
@@ -64,8 +67,9 @@ class AacFile(AbstractContextManager["AacFile"]):
         import av
 
         try:
-            frame = samples if samples is None else av.AudioFrame.from_ndarray(samples[np.newaxis], "s16", "mono")
-            if frame is not None:
+            frame = None
+            if samples is not None:
+                frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples)[np.newaxis], "s16", "mono")
                 frame.sample_rate = self._rate
             packets = self._encoder.encode(frame)
         except (av.FFmpegError, ValueError) as error:

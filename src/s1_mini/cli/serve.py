@@ -97,8 +97,10 @@ def serve(
             config = config.model_copy(update={"checkpoint_path": checkpoint})
 
         from s1_mini.remote.engine_process import make_engine
+        from s1_mini.server.connections import open_more_files
 
         engine = make_engine(config, settings.engine_process)
+        open_more_files()  # the engine's process inherits the limit
         engine.prepare()
 
         from s1_mini.sagemaker.app import make_container_app

@@ -368,10 +368,14 @@ def choose_form(accept: str | None, audio_format: AudioFormat | None = None) -> 
     for name in _by_preference(accept):
         if name in _ANY or name in _JSON:
             return default, name in _JSON
-        if name in _AUDIO and not (lack := lack_of(_AUDIO[name])):
-            return _AUDIO[name], False
-    reason = lack or f"use one of {', '.join([*_AUDIO, JSON])}"
+        if (wanted := _AUDIO.get(name)) and not (lack := lack_of(wanted, _types_but(wanted))):
+            return wanted, False
+    reason = lack or f"use one of {', '.join(_types_but(None))}"
     raise NotAcceptableError(f"Accept {accept!r} is not supported; {reason}")
+
+
+def _types_but(unwanted: AudioFormat | None) -> tuple[str, ...]:
+    return (*(name for name, audio_format in _AUDIO.items() if audio_format != unwanted), JSON)
 
 
 def _by_preference(accept: str) -> list[str]:

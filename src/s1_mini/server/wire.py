@@ -303,10 +303,12 @@ class Parser(h11.Connection):
         self._pieces = self._bytes = 0
 
     def next_event(self) -> Any:
+        is_head = self.their_state is h11.IDLE
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
-            is_long = error.error_status_hint == 431  # a head that arrives in parts; h11 accepts any that comes at once
+            # A head that arrives in parts; h11 accepts any that comes at once.
+            is_long = is_head and error.error_status_hint == 431
             self.complaint = TOO_LONG if is_long else str(error)[:200]
             raise
         if isinstance(event, h11.Request):
