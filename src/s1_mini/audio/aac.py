@@ -95,14 +95,14 @@ def _one_processor() -> Iterator[None]:
 
     Only Linux has restrictions of threads.
     """
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        processors = os.sched_getaffinity(0)
+        with suppress(OSError):  # a container may forbid it
+            os.sched_setaffinity(0, {min(processors)})
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                os.sched_setaffinity(0, processors)
+    else:
         yield
-        return
-    processors = os.sched_getaffinity(0)
-    with suppress(OSError):  # a container may forbid it
-        os.sched_setaffinity(0, {min(processors)})
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.sched_setaffinity(0, processors)
