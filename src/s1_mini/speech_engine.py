@@ -59,8 +59,9 @@ class Lifecycle(ABC):
         self._was_stopped = False
         self._lifecycle = threading.Lock()
 
-    def prepare(self) -> None:  # noqa: B027 - most engines have nothing to do
+    def prepare(self) -> None:
         """Begin, if possible, what `start` needs and what does not keep this process from other work."""
+        refuse_fork()
 
     def start(self) -> None:
         """Load the checkpoint and generate a short text with it; does nothing if it is loaded.

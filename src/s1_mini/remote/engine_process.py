@@ -329,8 +329,10 @@ class EngineProcess(SpeechEngine):
 
     def prepare(self) -> None:
         """Start the process, for which `start` would otherwise wait; it takes seconds to import torch."""
-        with suppress(OSError):  # `start` tries again, and reports it
-            self._prepared = EngineLink(self)
+        super().prepare()
+        if self._running is None and self._prepared is None:
+            with suppress(OSError):  # `start` tries again, and reports it
+                self._prepared = EngineLink(self)
 
     def _load(self, config: EngineConfig) -> EngineLink:
         """Start the process and its engine. Raises the errors of `EngineLink.start`."""
