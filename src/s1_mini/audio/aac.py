@@ -20,7 +20,7 @@ from s1_mini.exceptions import GenerationError
 MAX_BIT_RATE = 128_000
 # MPEG-4, no checksum, AAC-LC, one channel, any buffer fullness, one frame: all but the rate and the size
 _HEADER, _HEADER_BYTES = 0xFFF1 << 40 | 1 << 38 | 1 << 30 | 0x7FF << 2, 7
-_RATES = (48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)  # in ADTS, numbers 3 to 11
+RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)  # in ADTS, numbers 11 to 3
 
 
 class AacFile(AbstractContextManager["AacFile"]):
@@ -39,7 +39,7 @@ class AacFile(AbstractContextManager["AacFile"]):
         if kind is None:
             self.close()
             return
-        with suppress(OSError):  # a full disk, of which the exception tells already
+        with suppress(OSError):  # such as the full disk that raised the exception
             self._encoder = None  # the file will not be used
             self.close()
 
@@ -75,7 +75,7 @@ class AacFile(AbstractContextManager["AacFile"]):
         except (av.FFmpegError, ValueError) as error:
             raise GenerationError(f"the audio cannot be encoded as AAC: {error}") from error
         for packet in packets:
-            header = _HEADER | (3 + _RATES.index(self._rate)) << 34 | (_HEADER_BYTES + packet.size) << 13
+            header = _HEADER | (11 - RATES.index(self._rate)) << 34 | (_HEADER_BYTES + packet.size) << 13
             self._file.write(header.to_bytes(_HEADER_BYTES, "big") + bytes(packet))
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from s1_mini.audio.aac import AacFile
+from s1_mini.audio import aac
 from s1_mini.exceptions import ConfigurationError, GenerationError, ParameterError
 from s1_mini.extras import require
 from s1_mini.files import files
@@ -51,13 +51,12 @@ class _Encoding(NamedTuple):
     rates: tuple[int, ...] = ()  # supported sample rates; audio of another rate is resampled to the last; empty: any
 
 
-_MPEG_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 _OPUS = _Encoding("audio/ogg", "OGG", "OPUS", (8000, 12000, 16000, 24000, 48000))
 _ENCODINGS = {
     "wav": _Encoding("audio/wav", "WAV", "PCM_16"),
     "flac": _Encoding("audio/flac", "FLAC", "PCM_16"),
-    "mp3": _Encoding("audio/mpeg", "MP3", "MPEG_LAYER_III", _MPEG_RATES),
-    "aac": _Encoding("audio/aac", rates=_MPEG_RATES),
+    "mp3": _Encoding("audio/mpeg", "MP3", "MPEG_LAYER_III", aac.RATES),  # MP3 has the same
+    "aac": _Encoding("audio/aac", rates=aac.RATES),
     "opus": _OPUS,
     "ogg": _OPUS,
     "pcm": _Encoding("audio/pcm"),
@@ -168,7 +167,7 @@ def _open(file: Any, rate: int, audio_format: AudioFormat, *, is_labelled: bool,
     Raises `ParameterError` if the format's package is not installed.
     """
     if check_format(audio_format) == "aac":
-        return AacFile(file, rate)
+        return aac.AacFile(file, rate)
     encoding = _ENCODINGS[audio_format]
     coding, container = encoding.coding or "PCM_16", encoding.container or "RAW"
     endian = "LITTLE" if audio_format == "pcm" else None
