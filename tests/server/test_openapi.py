@@ -207,3 +207,17 @@ def test_only_possible_errors_are_declared(told: dict[str, Any]) -> None:
     assert statuses("/v1/voices/{name}", "get") == {"200", "401", "404", "500", "503"}
     assert statuses("/v1/voices/{name}", "delete") == {"204", "401", "404", "409", "503", "507"}
     assert "HTTPValidationError" not in json.dumps(told)
+
+
+def test_the_status_of_a_wrong_query_parameter_is_declared(told: dict[str, Any], http: httpx2.Client) -> None:
+    queries = [
+        (path, each["name"], operations["get"]["responses"])
+        for path, operations in told["paths"].items()
+        for each in operations.get("get", {}).get("parameters", [])
+        if each["in"] == "query"
+    ]
+    statuses = [str(http.get(path, params={name: "?" * 1001}).status_code) for path, name, _ in queries]
+
+    undeclared = [(*each[:2], status) for each, status in zip(queries, statuses, strict=True) if status not in each[2]]
+    assert undeclared == []
+    assert {"200", "400", "422"} <= set(statuses)

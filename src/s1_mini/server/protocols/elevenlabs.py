@@ -171,7 +171,9 @@ class VoicesPage(BaseModel):
 
 
 # A plain function, which runs in a thread: there may be a hundred thousand voices.
-@router.get("/v2/voices", summary="Search voices, as ElevenLabs' API does", responses=failures(503, has_body=False))
+@router.get(
+    "/v2/voices", summary="Search voices, as ElevenLabs' API does", responses=failures(422, 503, has_body=False)
+)
 def search_voices(
     request: Request,
     *,
