@@ -186,8 +186,9 @@ def test_audio_decoded_by_the_engines_only_thread_keeps_up_with_many_streams(spe
     left = 0
     while not all(queue.has_ended for queue in queues):
         requests = list(synthesizer.core.scheduler.ledger.requests.values())
+        # The engine's thread adds and removes stages.
         utterances = [utterance.sequences.copy() for each in requests for utterance in each.utterances]
-        sequences = [stages[1] for stages in utterances if len(stages) == 2]  # the engine's thread adds and removes them
+        sequences = [stages[1] for stages in utterances if len(stages) == 2]
         left = max(left, sum(sequence.available - sequence.consumed for sequence in sequences))
         time.sleep(0.002)
 
