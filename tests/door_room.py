@@ -31,7 +31,7 @@ class Address:
 
     def client(self) -> httpx2.Client:
         """Return a client without TLS, which would read the machine's certificates for 25 ms of CPU time."""
-        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
+        return httpx2.Client(base_url=self.url, timeout=EVENTUALLY_S, trust_env=False, verify=False)
 
     http = client
 

@@ -26,6 +26,7 @@ from own_folder import path_with
 from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.sagemaker.environment import container_environment
 from s1_mini.server.settings import ServerSettings
+from waiting import EVENTUALLY_S
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -99,7 +100,7 @@ def test_a_twilio_caller_hears_the_greeting_as_mulaw(door: Door) -> None:
                 socket.send(json.dumps({"event": "connected", "protocol": "Call", "version": "1.0.0"}))
                 socket.send(json.dumps({"event": "start", "streamSid": "MZ1", "start": {"streamSid": "MZ1"}}))
                 audio = b""
-                while (event := json.loads(socket.recv(timeout=120)))["event"] == "media":
+                while (event := json.loads(socket.recv(timeout=EVENTUALLY_S)))["event"] == "media":
                     assert event["streamSid"] == "MZ1"
                     audio += base64.b64decode(event["media"]["payload"])
                 assert event == {"event": "mark", "streamSid": "MZ1", "mark": {"name": "greeting"}}

@@ -27,6 +27,7 @@ from s1_mini.voices.library import write_voice
 from s1_mini.weights.directory import DEFAULT_MODEL
 from tests.cli.conftest import Call, Result
 from voice_formats import BOOKS
+from waiting import EVENTUALLY_S
 
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith("S1_MINI_") and name not in VARIABLES
@@ -120,7 +121,7 @@ def test_a_closed_output_pipe_ends_the_command_without_a_traceback(tiny: Path) -
         assert process.stdout.read(1000).startswith(b"RIFF")
         process.stdout.close()
         said = process.stderr.read().decode()
-        code = process.wait(timeout=60)
+        code = process.wait(timeout=EVENTUALLY_S)
 
     assert code != 0
     assert "Traceback" not in said
@@ -353,7 +354,9 @@ def test_sound_is_not_sent_to_a_terminal(verb: tuple[str, ...]) -> None:
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "s1_mini", *verb, "Hi.", "-o", "-"]
 
-    result = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False, timeout=60)
+    result = subprocess.run(
+        command, stdout=theirs, stderr=subprocess.PIPE, env=ENVIRONMENT, check=False, timeout=EVENTUALLY_S
+    )
 
     os.close(ours)
     os.close(theirs)

@@ -20,7 +20,7 @@ from s1_mini.corpus.manifest import HEADER, Entry, header_bytes
 from s1_mini.corpus.rows import BadLine, CorpusError, Shard
 from s1_mini.corpus.workers import Actor, Member, Team, actors_for
 from s1_mini.exceptions import S1MiniError
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 GPU, CPU = {"num_cpus": 0, "num_gpus": 1}, {"num_cpus": 1, "num_gpus": 0}
 
@@ -190,7 +190,7 @@ def test_two_actors_give_the_bytes_of_one_engine(
 
     process = begin(texts, tmp_path / "out", *words, log=log, PYTHONPATH=with_ray)
 
-    assert process.wait(300) == 0, log.read_text()
+    assert process.wait(EVENTUALLY_S) == 0, log.read_text()
     assert re.findall(r"process (\d+) on", log.read_text())  # two, if the first left any to the second
     assert tree(tmp_path / "out") == tree(whole)
 
@@ -214,7 +214,7 @@ def test_killing_a_driver_and_an_actor_loses_and_duplicates_no_text(
     (actor, *_) = re.findall(r"process (\d+) on", log.read_text())
     os.kill(int(actor), signal.SIGKILL)
 
-    assert process.wait(300) == 0, log.read_text()
+    assert process.wait(EVENTUALLY_S) == 0, log.read_text()
     assert tree(output) == tree(whole)
 
 
@@ -226,10 +226,10 @@ def test_an_error_of_every_actor_ends_the_run_with_its_message(
     log, words = tmp_path / "log", ("--checkpoint", tiny, *SHORT)
 
     process = begin(texts, tmp_path / "out", *words, "--voice", "nobody", log=log, PYTHONPATH=with_ray)
-    assert process.wait(300) == 1
+    assert process.wait(EVENTUALLY_S) == 1
     assert "s1-mini: no actor is left: voice: unknown voice 'nobody'" in log.read_text()
 
     process = begin(texts, tmp_path / "other", *words, "--actors", 4000, log=log, PYTHONPATH=with_ray)
-    assert process.wait(300) == 1
+    assert process.wait(EVENTUALLY_S) == 1
     assert "s1-mini: 4000 actors need a CPU each, and Ray has " in log.read_text()
     assert "Traceback" not in log.read_text()

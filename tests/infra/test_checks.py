@@ -97,7 +97,7 @@ def test_a_stage_is_synthesised_without_network_and_credentials(tmp_path: Path) 
     environment |= {"S1_MINI_STAGE": "staging", "HTTPS_PROXY": "http://127.0.0.1:9"}
     command = [*_unplugged(), sys.executable, str(copy / "app.py")]
 
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr.endswith(f"The templates are in {copy / 'cdk.out'}\n")

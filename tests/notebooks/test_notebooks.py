@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from waiting import EVENTUALLY_S
+
 ROOT = Path(__file__).parents[2]
 BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 VOICES = len(list((ROOT / "src" / "s1_mini" / "default_model" / "voices").iterdir()))
@@ -97,7 +99,7 @@ def execute(book: Any, desk: Path, environment: dict[str, str], python: str, ker
     start = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     kernel.write_text(json.dumps({"argv": start, "display_name": "ours", "language": "python"}), encoding="utf-8")
     resources = {"metadata": {"path": str(desk / "notebooks")}}
-    NotebookClient(book, timeout=180, kernel_name="ours", resources=resources).execute(env=environment)
+    NotebookClient(book, timeout=EVENTUALLY_S, kernel_name="ours", resources=resources).execute(env=environment)
     return book
 
 

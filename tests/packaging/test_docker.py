@@ -12,9 +12,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from waiting import EVENTUALLY_S
+
 ROOT = Path(__file__).parents[2]
 TAG = "s1-mini:test"
-START_S = 240
 # Only the privileges it needs: the options of an orchestrator's strictest profile.
 STRICT = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 
@@ -52,7 +53,7 @@ def container(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def health(name: str) -> str:
-    end = time.monotonic() + START_S
+    end = time.monotonic() + EVENTUALLY_S
     while time.monotonic() < end:
         state = json.loads(docker("inspect", "--format={{json .State}}", name))
         if state["Health"]["Status"] != "starting" or not state["Running"]:
@@ -65,7 +66,7 @@ def test_the_container_works_and_stops_cleanly_with_only_tmp_writable(container:
     assert health(container) == "healthy", docker("logs", container)
     address = docker("port", container, "8080/tcp")
 
-    answer = httpx2.post(f"http://{address}/invocations", json={"text": "Hello."}, timeout=60)
+    answer = httpx2.post(f"http://{address}/invocations", json={"text": "Hello."}, timeout=EVENTUALLY_S)
     docker("stop", "--time=30", container)
 
     assert answer.status_code == 200

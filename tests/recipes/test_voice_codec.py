@@ -21,6 +21,7 @@ from recipes.voice.run import environments
 from recipes.voice.sizes import CODECS
 from recipes.voice.speech import write_utterances
 from s1_mini.codecs.dac.weights import open_dac
+from waiting import EVENTUALLY_S
 
 CPU = torch.device("cpu")
 RATE = 24_000
@@ -209,7 +210,7 @@ def test_processes_that_train_together_have_one_codec_of_all_their_speech(work: 
     command = [sys.executable, str(work / "together.py"), str(work), json.dumps(TINY)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(root / "src"), str(root))), "OMP_NUM_THREADS": "1"}
     running = [subprocess.Popen(command, env=environment | output) for output in environments(2)]
-    assert [process.wait(240) for process in running] == [0, 0]
+    assert [process.wait(EVENTUALLY_S) for process in running] == [0, 0]
     (drawn, left, *first), (other, left_too, *second) = (
         json.loads((work / f"rank_{rank}.json").read_text()) for rank in range(2)
     )

@@ -19,10 +19,10 @@ import pytest
 
 from own_folder import path_with
 from s1_mini import EngineConfig, ProductionTTSEngine
+from waiting import EVENTUALLY_S
 
 SETTINGS = {"device": "cpu", "chunk_length": 50}
 TEXTS = [f"Number {i} is said here, and then more of it. " * 4 for i in range(4)]
-MAX_WAIT_S = 400  # on a busy machine Python takes a minute to start that many processes
 CONFIG = """
 http_options: {{host: 127.0.0.1, port: {port}}}
 applications:
@@ -57,7 +57,7 @@ class Served:
         asked = {"text": TEXTS[number], "seed": number, "voice": "two", "max_new_tokens": 64}
         content = b""
         with httpx2.stream(
-            "POST", f"{self.url}/v1/tts", json=asked | {"stream": True, "format": "pcm"}, timeout=MAX_WAIT_S
+            "POST", f"{self.url}/v1/tts", json=asked | {"stream": True, "format": "pcm"}, timeout=EVENTUALLY_S
         ) as answer:
             assert answer.status_code == 200, answer.read()
             for part in answer.iter_raw():
@@ -81,7 +81,7 @@ class Served:
 
     def wait_for(self, path: str) -> None:
         """Wait until a path returns a success status."""
-        ends = time.monotonic() + MAX_WAIT_S
+        ends = time.monotonic() + EVENTUALLY_S
         while self.get(path) != 200:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < ends, self.log.read_text()
@@ -114,7 +114,7 @@ def served(cascade: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield served
     finally:
         process.terminate()
-        process.wait(120)
+        process.wait(EVENTUALLY_S)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def same(wave: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def test_every_stage_has_its_replicas_and_health_counts_them(served: Served) -> None:
-    ends = time.monotonic() + MAX_WAIT_S
+    ends = time.monotonic() + EVENTUALLY_S
     replicas: dict[str, int] = {}
     while replicas != {"semantic": 1, "coarse": 2, "fine": 1, "codec": 1}:
         assert time.monotonic() < ends, replicas
@@ -146,15 +146,15 @@ def test_streams_sound_as_from_one_engine_though_a_replica_is_killed(
     output: Future[None] = Future()
     with ThreadPoolExecutor(len(TEXTS)) as pool:
         saying = [pool.submit(served.say, number, output) for number in range(len(TEXTS))]
-        output.result(MAX_WAIT_S)
+        output.result(EVENTUALLY_S)
         served.kill_one(stage)
-        waves = [each.result(MAX_WAIT_S) for each in saying]
+        waves = [each.result(EVENTUALLY_S) for each in saying]
 
     assert [same(wave, sound) for wave, sound in zip(waves, expected, strict=True)] == [True] * len(TEXTS)
     assert f"lost a replica of stage {stage}" in served.log.read_text()
 
 
 def test_an_invalid_request_is_refused_as_by_one_server(served: Served) -> None:
-    answer = httpx2.post(f"{served.url}/v1/tts", json={"text": "Hello.", "top_p": 7}, timeout=30)
+    answer = httpx2.post(f"{served.url}/v1/tts", json={"text": "Hello.", "top_p": 7}, timeout=EVENTUALLY_S)
 
     assert (answer.status_code, answer.json()["error"]["field"]) == (422, "top_p")

@@ -23,7 +23,7 @@ from s1_mini.runtime.compiled import Compilable
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.synthesizer import Synthesizer
 from s1_mini.types import Choice
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 pytest.importorskip("numba", reason="numba has no wheels for this platform")
 
@@ -65,7 +65,7 @@ def end_compiler_threads() -> Iterator[None]:
         BEGUN.pop().close()
     for thread in threading.enumerate():
         if thread.name == "s1_mini compiler":
-            thread.join(60)
+            thread.join(EVENTUALLY_S)
 
 
 def test_code_compiled_in_the_background_is_used_and_reused_at_the_next_start(module: Callable[[str], str]) -> None:

@@ -39,7 +39,7 @@ def test_work_is_done_in_the_order_in_which_it_came(line: FairPool) -> None:
     done: list[int] = []
 
     for future in [line.submit(lambda _, number=number: done.append(number)) for number in range(2)]:
-        future.result(5)
+        future.result(EVENTUALLY_S)
 
     assert done == [0, 1]
 
@@ -49,7 +49,7 @@ def test_an_error_of_the_work_is_raised_to_the_waiting_caller(line: FairPool) ->
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        line.submit(fail).result(5)
+        line.submit(fail).result(EVENTUALLY_S)
 
 
 def test_work_over_the_queue_limit_is_refused_with_a_retry_time(line: FairPool) -> None:
@@ -113,7 +113,7 @@ def test_work_cancelled_in_progress_ends_and_frees_its_place(line: FairPool) -> 
     future.cancel()
 
     assert ended.wait(EVENTUALLY_S)
-    assert line.submit(lambda _: "next").result(5) == "next"
+    assert line.submit(lambda _: "next").result(EVENTUALLY_S) == "next"
 
 
 @pytest.mark.parametrize("drains", [True, False])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernel_checks import needs_gpu, on_gpu
 from s1_mini.runtime.graphs import Buffer, GraphOptions, StepGraphs, capture, graph_stream, no_collections
+from waiting import EVENTUALLY_S
 
 CPU = torch.device("cpu")
 DEVICES = [CPU, pytest.param(torch.device("cuda", 0), marks=needs_gpu)]
@@ -118,11 +119,11 @@ def test_a_launch_of_a_stage_delays_captures_but_no_launch_of_another_stage() ->
     begun = second.launch(1)()[0]
     with ThreadPoolExecutor(2) as pool:
         with first.on_stream():
-            assert pool.submit(lambda: second.launch(1)()[0]).result(60) == begun + 1
+            assert pool.submit(lambda: second.launch(1)()[0]).result(EVENTUALLY_S) == begun + 1
             captured = pool.submit(capture, work, graph_stream(device, 2), torch.cuda.graph_pool_handle())
-            assert called[0].wait(60)
+            assert called[0].wait(EVENTUALLY_S)
             assert not called[1].wait(0.2)
-        captured.result(60)()
+        captured.result(EVENTUALLY_S)()
     torch.cuda.synchronize()
 
     assert totals[2] == 2

@@ -215,7 +215,7 @@ def test_requests_that_survive_random_faults_sound_the_same_and_nothing_leaks(sp
         threads[-1].start()
         time.sleep(chance.expovariate(1 / 0.004))
     for thread in threads:
-        thread.join(120)
+        thread.join(EVENTUALLY_S)
     synthesizer.close()
 
     assert len(outcomes) == NUM_STORM

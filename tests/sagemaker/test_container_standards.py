@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from own_folder import ROOT, path_with
+from waiting import EVENTUALLY_S
 
 pytestmark = pytest.mark.clients
 
@@ -50,7 +51,7 @@ def test_our_routes_work_and_a_custom_ping_and_middleware_are_used(
     environment = os.environ | {"PYTHONPATH": path, "SAGEMAKER_MODEL_PATH": str(tmp_path / "model")}
 
     command = [sys.executable, "-W", "ignore", str(PROGRAM), str(tiny)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=EVENTUALLY_S, check=False)
 
     assert result.returncode == 0, result.stderr[-4000:]
     assert json.loads(result.stdout.splitlines()[-1]) == {

@@ -29,7 +29,7 @@ from s1_mini.runtime.running import Preparation
 from s1_mini.server.accounts import Resource
 from s1_mini.server.protocols.websocket import MESSAGES
 from tests.server.test_openapi import ELEVENLABS
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 NUM_BYTES = 1_500_000  # of each body and recording
 NUM_CLIENTS = 2
@@ -190,7 +190,7 @@ def rig(small_engine: ProductionTTSEngine, tmp_path: Path, monkeypatch: pytest.M
     released, read = threading.Event(), Preparation._read
 
     def read_later(*arguments: Any) -> None:
-        assert released.wait(60)
+        assert released.wait(EVENTUALLY_S)
         read(*arguments)
 
     monkeypatch.setattr(Preparation, "_read", read_later)

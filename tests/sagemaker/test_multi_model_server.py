@@ -22,7 +22,7 @@ import httpx2
 import pytest
 import soundfile
 
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 pytestmark = [
     pytest.mark.java,
@@ -66,9 +66,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, oracle: Path) -> Iterator[h
         process = subprocess.Popen(command, cwd=home, env=variables, stdout=log, stderr=log, start_new_session=True)
         try:
             with httpx2.Client(
-                base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False, verify=False
+                base_url=f"http://127.0.0.1:{port}", timeout=EVENTUALLY_S, trust_env=False, verify=False
             ) as client:
-                wait_until(lambda: speaks(client), 90, every_s=0.2, process=process, log=home / "log")
+                wait_until(lambda: speaks(client), every_s=0.2, process=process, log=home / "log")
                 yield client
         finally:
             with suppress(ProcessLookupError):

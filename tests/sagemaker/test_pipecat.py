@@ -15,6 +15,7 @@ from container_room import running
 from own_folder import path_with
 from s1_mini import ProductionTTSEngine
 from s1_mini.server.protocols import deepgram
+from waiting import EVENTUALLY_S
 
 pytestmark = pytest.mark.clients
 
@@ -43,8 +44,9 @@ def test_turns_are_spoken_and_an_interruption_leaves_the_session_usable(
     monkeypatch.setattr(deepgram, "config_of", named_config)
     with running(small_engine, tmp_path) as container:
         command = [sys.executable, str(PROGRAM), f"ws://127.0.0.1:{container.port}", route]
+        environment = os.environ | {"PYTHONPATH": path}
         result = subprocess.run(
-            command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False
+            command, env=environment, capture_output=True, text=True, timeout=EVENTUALLY_S, check=False
         )
 
     assert result.returncode == 0, result.stderr[-4000:]

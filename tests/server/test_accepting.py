@@ -17,6 +17,7 @@ from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import encode
 from tests.server.conftest import Door, serving
 from tests.server.test_websocket import session
+from waiting import EVENTUALLY_S
 
 BIDIRECTIONAL = "/invocations-bidirectional-stream"
 PATHS = (
@@ -92,6 +93,6 @@ def test_no_message_or_request_occupies_the_event_loop(
     ):
         with session(door, path) as socket:
             socket.send(json.dumps(message))
-            socket.recv(timeout=60)
+            socket.recv(timeout=EVENTUALLY_S)
 
     assert {name: seconds for name, seconds in longest.items() if seconds > MAX_CALLBACK_S} == {}

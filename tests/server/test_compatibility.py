@@ -55,7 +55,7 @@ def senders(door: Door) -> Iterator[dict[str, Send]]:
     with (
         openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as openai_client,
         door.client() as http,
-        pytest.importorskip("httpx").Client(trust_env=False, verify=False, timeout=60) as plain,
+        pytest.importorskip("httpx").Client(trust_env=False, verify=False, timeout=EVENTUALLY_S) as plain,
     ):
         text_to_speech = elevenlabs.ElevenLabs(base_url=door.url, api_key="none", httpx_client=plain).text_to_speech
         polly = polly_of(door)

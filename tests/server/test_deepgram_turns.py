@@ -20,7 +20,7 @@ from s1_mini.types import Word
 from tests.server.conftest import Door, limit_sentences
 from tests.server.test_deepgram import LONG, say, until
 from tests.server.test_websocket import hear, session
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 PATH = "/v2/speak?model=default&encoding=linear16&sample_rate=24000"
 SECONDS = 24_000 * 2  # bytes of a second
@@ -96,7 +96,7 @@ def test_an_interruption_ends_the_active_turn_and_tells_what_was_heard(
             say(socket, "Speak", text="Yes? ")
             say(socket, "Flush")
             messages, _ = until(socket, "Flushed")
-            heard = socket.recv(timeout=60)
+            heard = socket.recv(timeout=EVENTUALLY_S)
             assert isinstance(heard, bytes)
             say(socket, "Interrupt", playback_offset={"type": "time_ms", "value": 60})
             interrupted, _ = until(socket, "SpeechInterrupted")
@@ -185,7 +185,7 @@ def test_a_turn_can_be_interrupted_before_any_of_it_was_played_or_made(door: Doo
     with session(door, PATH) as socket, held_generation(SOUNDS):
         say(socket, "Speak", text=LONG)
         until(socket, "SpeechStarted")
-        assert isinstance(socket.recv(timeout=60), bytes)
+        assert isinstance(socket.recv(timeout=EVENTUALLY_S), bytes)
         for text, playback_offset in ((LONG, offset(0)), ("Yes", None), ("No", offset(10**8))):
             if text != LONG:
                 say(socket, "Speak", text=text)
@@ -262,7 +262,7 @@ def test_deepgram_s_own_client_speaks_turns(door: Door, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": path, "NO_PROXY": "127.0.0.1"}
     command = [sys.executable, str(Path(__file__).with_name("deepgram_sdk.py")), str(door.port)]
 
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=EVENTUALLY_S, check=False)
 
     assert result.returncode == 0, result.stderr[-4000:]
     told = json.loads(result.stdout.splitlines()[-1])

@@ -18,6 +18,7 @@ from s1_mini import ProductionTTSEngine
 from s1_mini.server.protocols.elevenlabs import Alignment
 from s1_mini.types import Word
 from tests.server.conftest import Door, serving
+from waiting import EVENTUALLY_S
 
 PATH = "/v1/text-to-speech/default"
 BODY = {"text": "Good morning.", "seed": 1, "max_new_tokens": 20}
@@ -170,7 +171,7 @@ def _lines(http: httpx2.Client, path: str) -> list[dict[str, Any]]:
 def eleven(door: Door) -> Iterator[Any]:
     """ElevenLabs' own client."""
     package = pytest.importorskip("elevenlabs", reason="pip install -r requirements-test.lock.txt")
-    with pytest.importorskip("httpx").Client(trust_env=False, verify=False, timeout=60) as plain:
+    with pytest.importorskip("httpx").Client(trust_env=False, verify=False, timeout=EVENTUALLY_S) as plain:
         yield package.ElevenLabs(base_url=door.url, api_key="none", httpx_client=plain)
 
 

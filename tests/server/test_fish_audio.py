@@ -14,6 +14,7 @@ import soundfile
 
 from s1_mini.audio.container import encode
 from tests.server.conftest import Door
+from waiting import EVENTUALLY_S
 
 msgpack = pytest.importorskip("msgpack", reason="pip install -r requirements.lock.txt")
 
@@ -112,7 +113,7 @@ def fishaudio() -> Any:
 
 @pytest.fixture
 def client(fishaudio: Any, door: Door) -> Iterator[Any]:
-    plain = pytest.importorskip("httpx").Client(base_url=door.url, trust_env=False, timeout=60)
+    plain = pytest.importorskip("httpx").Client(base_url=door.url, trust_env=False, timeout=EVENTUALLY_S)
     yield fishaudio.FishAudio(api_key="none", base_url=door.url, httpx_client=plain)
     plain.close()
 

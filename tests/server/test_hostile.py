@@ -33,7 +33,7 @@ from s1_mini.server.wire import SocketWire
 from s1_mini.types import Reference, Voice
 from s1_mini.voices.reference import Check, ReferenceEncoder
 from tests.server.conftest import LONG_SPEECH, Clock, Door, serving
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 JSON = {"Content-Type": "application/json"}
 LONG = LONG_SPEECH | {"stream": True, "format": "pcm", "max_new_tokens": 300}
@@ -504,7 +504,7 @@ def test_recordings_of_all_waiting_utterances_count(small_engine: ProductionTTSE
             session.send(json.dumps({"type": "session.config", "reference_audio": recording}))
             session.send(json.dumps({"type": "input.text", "text": "Hi there. And"}))
         while True:
-            session.recv(timeout=60)
+            session.recv(timeout=EVENTUALLY_S)
 
     with serving(small_engine, max_bodies_bytes=1_000_000) as door:
         url = f"ws://127.0.0.1:{door.port}/v1/audio/speech/stream"

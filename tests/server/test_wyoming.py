@@ -31,7 +31,7 @@ from s1_mini.types import VoiceInfo
 from tests.cli.conftest import Call
 from tests.cli.conftest import call as call  # noqa: PLC0414 - a fixture of these tests, too
 from tests.server.conftest import Door, serving
-from waiting import wait_until
+from waiting import EVENTUALLY_S, wait_until
 
 ENDS = (AudioStop, SynthesizeStopped, Error)
 
@@ -193,7 +193,7 @@ def test_one_connection_speaks_several_texts_and_answers_a_ping(port: int) -> No
 
 
 def test_a_ping_with_half_a_surrogate_pair_is_answered(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as plug:
+    with socket.create_connection(("127.0.0.1", port), timeout=EVENTUALLY_S) as plug:
         plug.sendall(b'{"type":"ping","data":{"text":"\\ud800"}}\n')
         assert b'"pong"' in plug.recv(4096)
 
@@ -240,7 +240,7 @@ def test_an_error_is_an_event_and_ends_the_connection(port: int, sent: Any, code
 
 @pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b"[]\n", b'{"type":"x","data_length":-1}\n', b"a" * 500_000])
 def test_a_malformed_event_is_refused(port: int, line: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as plug:
+    with socket.create_connection(("127.0.0.1", port), timeout=EVENTUALLY_S) as plug:
         plug.sendall(line)
         assert b'"error"' in plug.recv(4096)
 
@@ -278,7 +278,7 @@ def test_a_full_server_and_one_that_shuts_down_refuse_new_texts(short_engine: Pr
 
 def test_an_open_connection_does_not_delay_the_shutdown(short_engine: ProductionTTSEngine) -> None:
     with home(short_engine) as (_, port):
-        plug = socket.create_connection(("127.0.0.1", port), timeout=60)
+        plug = socket.create_connection(("127.0.0.1", port), timeout=EVENTUALLY_S)
     assert plug.recv(1) == b""
     plug.close()
 

@@ -159,7 +159,7 @@ def test_a_request_that_is_cancelled_kills_its_decoder(decoders: list[Child]) ->
     with pytest.raises(InterruptedError):
         load_reference(recorded("m4a"), max_s=60.0, convert=find_converter(60.0), check=cancel, **LIMITS)
 
-    assert decoders[0].has_exited.wait(10)
+    assert decoders[0].has_exited.wait(EVENTUALLY_S)
 
 
 def test_other_recordings_do_not_wait_for_decoders(
