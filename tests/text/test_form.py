@@ -99,6 +99,14 @@ def test_with_skip_the_rest_is_spoken_with_a_warning() -> None:
     assert script.warning == "Skipped characters that this voice cannot pronounce: 'д', 'а'."
 
 
+def test_with_skip_brackets_and_quotation_marks_do_not_stay_empty() -> None:
+    form = TextForm("en", WORDS.alphabet | {'"'})
+
+    said = form.script('Kyiv (Київ) is "Київ", not "Kiew" "or" (so).', 100, on_unsupported="skip").text
+
+    assert said == 'Kyiv is, not "Kiew" "or" (so).'
+
+
 def test_with_skip_a_text_of_only_unsupported_characters_is_an_error() -> None:
     with pytest.raises(
         NothingToSpeakError, match="this voice speaks English; it cannot pronounce any character of 'да, да!'"

@@ -29,7 +29,8 @@ MAX_ALPHABET = 100_000
 MIN_PIECE_BYTES = 50
 MAX_NAMED = 10  # characters in a warning
 
-_LONELY = re.compile(r"(?<!\s)\s++(?=[,.;:!?](?:\s|$))")  # white space before punctuation whose word was skipped
+# White space before punctuation, and brackets or quotation marks, whose words were skipped.
+_LONELY = re.compile(r"(?<!\s)\s++(?=[,.;:!?](?:\s|$))|(?<!\s)\s*+\(\s*+\)|(?:^|(?<!\s)\s++)\"\"(?=[\s.,;:!?]|$)")
 _PLAIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "ł": "l", "ı": "i", "ŋ": "ng"}
 _PLAIN |= {"ẞ": "SS", "Æ": "Ae", "Œ": "Oe", "Ø": "O", "Đ": "D", "Ð": "D", "Þ": "Th", "Ł": "L", "Ŋ": "Ng"}
 _PLAIN |= {"–": "-", "—": "-", "…": "...", "’": "'", "‘": "'", "“": '"', "”": '"', "„": '"', "[": "(", "]": ")"}
