@@ -40,6 +40,8 @@ DIVIDED = [
     ("* One\n* Two", ["item"]),
     ("1. One\n2. Two", ["item"]),
     ("1) One\n2) Two", ["item"]),
+    ("One.\n2.1 Two\nThree.\n2.2.1 Four\nFive.", ["item"] * 4),
+    ("One is\n2.5 or more.", []),
     ("- One\n  and more\n- Two", ["item"]),
     ("| One | two |\n|-----|-----|\n| three | four |", ["item"]),
     ("One | two\n--- | ---\nthree | four\nfive | six", ["item", "item"]),

@@ -38,7 +38,7 @@ _LINE_BREAK = re.compile("\r\n|[\n\v\r\u2028\u2029]")
 _FENCES = ("```", "~~~")
 _RULE_SIGNS, _SCENE_SIGNS = frozenset("*-_=•·◆◇✦❖"), frozenset("⁂❦❧☙#")
 MIN_RULE = 3  # signs of a line that is a scene break
-_COUNTED = re.compile(r"\d{1,3}[.)][ \t]")
+_COUNTED = re.compile(r"\d{1,3}[.)][ \t]|\d{1,2}(?:\.\d{1,2}){1,3}\.?[ \t]+[A-Z]")  # 1. Mix; 2.1 Methods
 _SPACES = (" ", "\t")
 _MARKS = ".!?…:;,"
 
