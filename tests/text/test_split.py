@@ -144,6 +144,27 @@ def test_words_without_marks_are_cut_before_conjunctions_and_relative_pronouns(t
     assert split(text, 50) == pieces
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [
+            "prices eased to two point four percent year over year",
+            "in Q three twenty-four from two point nine percent in Q two",
+        ],
+        [
+            "the F T S E one hundred closed",
+            "at eight thousand two hundred eighty-one point two two with a gain of half a percent",
+        ],
+        [
+            "a seven point one magnitude quake hit thirty-five kilometers",
+            "southeast of Tokyo at nine forty-two local time",
+        ],
+    ],
+)
+def test_a_number_stays_with_its_words(pieces):
+    assert split(" ".join(pieces), 100) == pieces
+
+
 def test_the_parts_of_a_long_sentence_are_similar_in_size():
     numbers = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen " * 5
 

@@ -16,7 +16,7 @@ from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 from s1_mini.exceptions import ParameterError
-from s1_mini.text.stops import UNITS, Kind, is_final, is_numbered, is_spelled, is_street
+from s1_mini.text.stops import SPELT_NUMBERS, UNITS, Kind, is_final, is_numbered, is_spelled, is_street
 from s1_mini.text.structure import division_between, split_divisions, stronger, structured
 from s1_mini.text.tables import word_set, words
 from s1_mini.types import Division, Joined
@@ -109,8 +109,9 @@ _BINDING = re.compile(
     "i|you|he|she|it|we|they|is|are|was|were|be|been|am|has|have|had|do|does|did|will|would|can|could|may|might|must|"
     "should|don't|didn't"
 )
+_COUNTING = SPELT_NUMBERS | word_set("hundred thousand million billion point oh minus degrees per than dot slash dash")
 MAX_JOINING = 10  # characters of a word that begins a clause
-JOINED, BETWEEN_WORDS, TEARING = 0.3, 0.6, 1.0  # costs of cuts; a distance of a whole piece from the best size costs 1
+JOINED, BEFORE_BINDING, BETWEEN_WORDS, TEARING = 0.3, 0.5, 0.6, 1.0  # costs of cuts; 1 is a piece from the best size
 
 
 def split(text: str, max_bytes: int) -> list[str]:
@@ -374,7 +375,8 @@ def _cut_of(sentence: str, num_bytes: int, max_bytes: int) -> int:
     if places:
         return min(places)[2]
     near = _num_characters(sentence, math.ceil(target))
-    whole = _after_space(sentence, limit) or _after_character(sentence, near) or _after_character(sentence, limit)
+    space = sentence.rfind(" ", 0, limit + 1) + 1
+    whole = space or _after_character(sentence, near) or _after_character(sentence, limit)
     return whole or limit  # a grapheme cluster longer than a piece is divided rather than refused
 
 
@@ -383,10 +385,13 @@ def _places(sentence: str, limit: int) -> dict[int, float]:
     places, start = {}, 0
     while place := sentence.find(" ", start, limit + 1) + 1:
         before, after = (_bare(word) for word in (sentence[start:place], sentence[place : place + MAX_JOINING + 3]))
-        if _JOINING.fullmatch(before) or _BINDING.fullmatch(before):
+        is_name = sentence[start].isupper() and sentence[place : place + 1].isupper()
+        if is_name or _JOINING.fullmatch(before) or _BINDING.fullmatch(before):
             places[place] = TEARING
         else:
-            places[place] = JOINED if _JOINING.fullmatch(after) else BETWEEN_WORDS
+            num_numbers = sum(each.partition("-")[0] in _COUNTING for each in (before, after))
+            usual = BEFORE_BINDING if _BINDING.fullmatch(after) else BETWEEN_WORDS
+            places[place] = JOINED if _JOINING.fullmatch(after) else usual + num_numbers * TEARING
         start = place
     for mark in _CLAUSE_END.finditer(sentence, 0, limit + 1):  # includes the space after a mark
         if mark.end("mark") <= limit and not would_tear(sentence, mark.end()):
@@ -401,10 +406,6 @@ def _bare(text: str) -> str:
 
 def _num_characters(text: str, num_bytes: int) -> int:
     return len(text[:num_bytes].encode()[:num_bytes].decode(errors="ignore"))
-
-
-def _after_space(sentence: str, limit: int) -> int:
-    return sentence.rfind(" ", 0, limit + 1) + 1
 
 
 def _after_character(sentence: str, limit: int) -> int:
