@@ -198,6 +198,10 @@ def test_english_is_read_by_its_own_rules_and_an_unknown_language_stays_as_it_is
         assert spoken_certain(other, "cs") == spoken_certain(other, None) == other
 
 
+def test_roman_numerals_and_www_are_not_shortened_like_elongated_letters() -> None:
+    assert spoken("Napoléon III: www.exemple.fr, sooo, viii", "fr") == "Napoléon III: www.exemple.fr, so, viii"
+
+
 def test_a_request_chooses_the_language_of_a_checkpoint_with_a_choice() -> None:
     text = "Die 3 Katzen, das ist zu viel. **So!**"
     german = "Die drei Katzen, das ist zu viel. So!"

@@ -86,6 +86,7 @@ def test_normalizing_twice_changes_nothing(rows: list[tuple[str, str, set[str]]]
         ("en", "Yes—as I said--no.", "Yes, as I said, no."),
         ("en", "A well-known twenty-one, 3-5.", "A well-known twenty-one, three to five."),
         ("en", "- milk\n- eggs", "milk,\neggs"),
+        ("en", "1. Mix.\n2. Bake", "one: Mix.\ntwo: Bake."),
         ("en", '"Wait—" he said', '"Wait—" he said'),
         # A formula may span lines; a blank line ends it, and deep braces are ignored.
         ("en", "So\n\\begin{align}\na &= b \\\\\nc &= d\n\\end{align}\nholds.", "So\na equals b, c equals d\nholds."),

@@ -86,18 +86,13 @@ _SAME = str.maketrans(dict.fromkeys("➔➜➝➞➙➡⟶⟹⇨⇾", "→") | d
 _BETWEEN_WORDS = re.compile(r"(?<=[\w)]) [▸►▶❯] (?=\w)")
 _STARS = re.compile(r"(?<=\d) ?[★⭐](?!\w)")
 _ACCIDENTAL = re.compile(r"(?<=\b[A-G]) ?([♯♭])")
-_DROPPED = re.compile(f"(?![→←↑↓↔⇒⇐·])(?:{_ORNAMENT.pattern})+")
+_DROPPED = re.compile(f"(?![→←↑↓↔⇒⇐·])(?:{_ORNAMENT.pattern})+")  # not arrows, which `read_arrows` reads
 
 
 def _unified(text: str) -> str:
     """Unify the forms of arrows and of lines between table cells, and replace stars, ♯ and ♭ by words."""
     text = _BETWEEN_WORDS.sub(", ", text.translate(_SAME))
     return _ACCIDENTAL.sub(lambda found: " sharp" if found[1] == "♯" else " flat", _STARS.sub(" star", text))
-
-
-def _without_ornaments(text: str) -> str:
-    """Replace each run of ornaments by a space, except arrows, which `read_arrows` reads."""
-    return _DROPPED.sub(" ", text)
 
 
 def is_ornament(character: str) -> bool:
@@ -122,7 +117,7 @@ _PRODUCT = re.compile(
     r"(?<=\b[A-Za-z\d])( ?)\*\1(?=[A-Za-z\d]\b)|(?<=\d) ?\* ?(?=\d)|(?<=\b\w) \* (?=[\d(])|(?<=\)) \* (?=[\d(]|\w\b)"
     r"|(?<=\d) \* (?=\(|\w\b)"
 )
-_SPACED_STAR = re.compile(r"(?<=\w) \* (?=\w)")
+_SPACED_STAR = re.compile(r"(?<=\w)(?<!SELECT) \* (?=\w)")
 _HOTEL_STARS = re.compile(  # a 5* hotel
     r"(?<![\w.,*])([1-7])\*(?=[ -](?:hotels?|resorts?|restaurants?|hostels?|lodges?|luxury|"
     r"accommodation|rat\w{2,4}|reviews?|service|propert\w{1,3})\b)"
@@ -201,7 +196,7 @@ def read_markup(text: str) -> str:
     text = _QUOTE.sub("", text) if ">" in text else text
     text = _ITEM.sub(_item, text)
     if "\n" in text or text[:1].isdecimal():
-        text = _COUNTED.sub(lambda found: f"{found[1].strip()}. {_sentence(found[2], '.')}", text)
+        text = _COUNTED.sub(lambda found: f"{found[1].strip()}: {_sentence(found[2], '.')}", text)
     if "*" in text:
         text = _HOTEL_STARS.sub(r"\1 star", text)
         text = _read_double_stars(text) if "**" in text else text
@@ -316,6 +311,7 @@ _TIDY = (
     (re.compile(r"\.{4,}"), "..."),
     (re.compile(r"-{2,}"), " - "),
     (re.compile(r"\(\s*\)"), ""),
+    (re.compile(r"\)(?=\()"), ") "),
     (re.compile(r"[ \t]+"), " "),
     (re.compile(r" (?=[,.;!?](?:\s|$|[,.;!?]))"), ""),
     (re.compile(r",(?=\s?[,.;:!?])"), ""),
@@ -438,7 +434,7 @@ def _prepare(text: str, watch: Watch) -> str:
     text = read_emoji(bare)
     watch(len(text) - len(bare))
     text = _GLUED.sub(_separate, text)
-    return text if text.isascii() else _without_ornaments(text)
+    return text if text.isascii() else _DROPPED.sub(" ", text)
 
 
 # The end of a sentence without a space before the next one, as language models write after a tool call.

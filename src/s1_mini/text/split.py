@@ -88,9 +88,7 @@ _KINDS: dict[str, Kind] = {
         "title",
     ),
     **dict.fromkeys(words("dept est univ intl natl govt assn assoc asst dist bdrm bdrms blk blks"), "part"),
-    **dict.fromkeys(
-        words("inc ltd co corp bros jr sr etc usw al esq ave blvd rd hwy pkwy ph.d b.sc m.sc m.d b.a m.a b.s"), "other"
-    ),
+    **dict.fromkeys(words("inc ltd co corp bros jr sr etc usw al esq ave blvd rd hwy pkwy ph.d b.sc m.sc"), "other"),
     **dict.fromkeys(words("a.m p.m"), "half"),
     **dict.fromkeys(words("mon tue tues wed thu thur thurs fri sat sun"), "day"),
     **dict.fromkeys(words("jan feb mar apr jun jul aug sep sept oct nov dec"), "month"),

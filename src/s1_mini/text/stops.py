@@ -238,7 +238,7 @@ def is_numbered(text: str, start: int, stop: int) -> bool:
         is_said = bool(before) and before[-1].lower().strip(",:\"'") in _SAYS_NO
         return not (_PERSONS.match(number) or (is_said and _PLURAL.match(number)))
     if word == "c":
-        return re.match(r"\d{3,4}\b", number) is not None
+        return re.match(r"\d{3,4}\b|\d{1,3},\d{3}", number) is not None
     if word == "sec" and before and before[-1].isdecimal():
         return (
             re.search(r"(?:[Aa]rt|[Cc]h|[Tt]itle|[Aa]rticle|[Cc]hapter)\.? \S{1,5} $", text[max(0, start - 20) : start])

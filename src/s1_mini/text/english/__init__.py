@@ -30,12 +30,37 @@ from s1_mini.text.english.spelling import (
     read_stretched,
 )
 
+# Notations that are first written in a form which the functions read.
+_REWRITTEN = [
+    (re.compile(pattern), form)
+    for pattern, form in (
+        (r"(?<=\d:[0-5]\d)([AaPp])(?!\w|\.\w)", r"\1m"),  # 6:15a
+        (r"(?<=\d) ?h ?(\d{1,2}) ?m(?!\w)", r" h \1 min"),  # 3h 25m 10s
+        (r"(?<=\d) ?m(?:in)? ?(\d{1,2}) ?s(?!\w)", r" min \1 s"),
+        (r"(?<=\d)\.(\d?)(?=[1-9](?:st|nd|rd|th)\b)", r" point \1 "),  # 99.9th
+        (r"(?<![\w.,])802\.(?=\d)", "eight oh two dot "),
+        (r"\b1s and 0s\b", "ones and zeros"),
+        (r"(?<=°[CF])/(?=-?\d)", ", "),  # 180 °C/350 °F
+        (r"(?<=\b[Aa] [A-DF])[-–](?=[.,;:!?)\s]|$)(?! (?:and|or|to)\b)", " minus"),  # a B-
+        (r"(?<=\d )lg\.(?= [a-z])", "large"),
+        (r"(?<=\d )sm\.(?= [a-z])", "small"),
+        (r"(?<=\d )med\.(?= [a-z])", "medium"),
+        (r"(?<![\w.'-])ed\.(?= by\b)", "edited"),
+        (r"\s?&&(?=\s)", " and"),
+        (r"§§", "sections "),
+        (r"(?<=\bSELECT )\*", "star"),
+        (r"([$£€])-(?=\d)", r"-\1"),
+        (r"([$£€])\((\d[\d.,]*+)\)", r"-\1\2"),  # a loss
+    )
+]
 _NAMED = (read_grouped, read_joined, read_dates, read_times, read_phones, read_labels, read_money)
 _WITH_DIGITS = (*_NAMED, read_fractions, read_measures, read_ranges, read_years, read_identifiers, read_plain)
 
 
 def read(text: str) -> str:
     """Spell out a text without markup in English words."""
+    for pattern, form in _REWRITTEN:
+        text = pattern.sub(form, text)
     text = read_roman(read_abbreviations(read_bare_units(read_equations(read_links(read_arrows(text))))))
     if re.search("[0-9]", text):
         for each in _WITH_DIGITS:

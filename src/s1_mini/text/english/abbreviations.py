@@ -27,7 +27,7 @@ _BEFORE_NUMBER = table(
     "figs=figures, sec=section, eq=equation, art=article, para=paragraph, app=appendix, apt=apartment, ste=suite, "
     "ext=extension, tel=telephone, est=established, rm=room, bldg=building, fl=floor, rte=route, rt=route, "
     "jct=junction, ref=reference, tbl=table, qty=quantity, ca=circa, c=circa, approx=approximately, op=opus, "
-    "ver=version, pop=population, rev=revision, arts=articles"
+    "ver=version, pop=population, hwy=highway, rev=revision, arts=articles"
 )
 _ANYWHERE = table(
     "etc=et cetera, e.g=for example, i.e=that is, vs=versus, cf=compare, viz=namely, approx=approximately, "
@@ -40,12 +40,14 @@ _ANYWHERE = table(
     "std=standard, orig=original, alt=alternate, mts=mountains, w.r.t=with respect to, s.t=such that, ea=each, "
     "rm=room, bldg=building, eds=editors, acct=account, ctrl=control, cmd=command, esc=escape, m.p.h=miles per hour, "
     "r.p.m=revolutions per minute, blk=block, blks=blocks, bdrm=bedroom, bdrms=bedrooms, tel=telephone, "
-    "elev=elevation"
+    "elev=elevation, gov't=government, int'l=international, nat'l=national, dep't=department, ass'n=association, "
+    "cont'd=continued, appt=appointment, appts=appointments, mtg=meeting, mtgs=meetings, vit=vitamin"
 )
 _SLASHED = table(
     "w/o=without, w/=with, b/c=because, 24/7/365=twenty-four seven three sixty-five, c/o=care of, w/out=without, "
     "n/a=not applicable, and/or=and or, and/or/not=and or not, a/c=A C, he/she=he or she, she/he=she or he, "
-    "his/her=his or her, him/her=him or her, s/he=he or she, yes/no=yes or no, either/or=either or, tcp/ip=T C P I P"
+    "his/her=his or her, him/her=him or her, s/he=he or she, y/y=year over year, q/q=quarter over quarter, "
+    "m/m=month over month, y/o=year old, p/w=per week, yes/no=yes or no, either/or=either or, tcp/ip=T C P I P"
 )
 _STATES = table(
     "AL=Alabama, AK=Alaska, AZ=Arizona, AR=Arkansas, CA=California, CO=Colorado, CT=Connecticut, DE=Delaware, "
@@ -119,7 +121,8 @@ _MONTH = re.compile(
     rf"|(?<!May)\.|(?=\s(?:\d{{1,2}}(?:st|nd|rd|th)?|\d{{4}}|'\d\d)(?![\w%]|[:.]\d)))"
 )
 _NUMBERED = re.compile(
-    rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?(?=\d|[A-Z]{{1,4}}\d|[IVX]{{2,6}}\b|[VX]\b)|№\s?(?=\d)",
+    rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?"
+    r"(?=\d|(?<=eq\. )\(|[A-Z]{1,4}-?\d|[IVX]{2,6}\b|[VX]\b)|№\s?(?=\d)",
     re.IGNORECASE,
 )
 _LOWER = re.compile(r"(?<![\w.'-])(?<!\d )(min|max)\.(?!\w)")
@@ -142,7 +145,7 @@ _QUALIFIES = re.compile(rf",? (?:(?!(?:{'|'.join(SPELT_NUMBERS)})\b)[a-z]|-?\d{{
 _QUALIFIED = re.compile(
     r"\b(?:max|min|avg|average|maximum|minimum|high|low|body|room|water|air|oven|outside|mean|core)\.? $", re.IGNORECASE
 )
-_EDITION = re.compile(r"(?<=\d(?:st|nd|rd|th) )(ed|fl)\.|(?<=\b(?:first|third|sixth) )(ed|fl)\.")
+_EDITION = re.compile(r"(?<=\d(?:st|nd|rd|th) )(ed|[Ff]l)\.|(?<=\b(?:first|third|sixth) )(ed|fl)\.")
 _DEGREE = re.compile(
     r"(?<![\w.'-])([BM])\.(Sc|Eng|Ed|Tech|Com|Arch|Phil)\.|(?<![\w.'-])(D)\.(Phil|Sc)\.|(?<![\w.'-])(LL)\.([BM])\."
 )
@@ -167,19 +170,23 @@ _SPOONS = re.compile(
 )  # 2 c. flour
 _VERSION = re.compile(r"(?<![\w.])([vV])\.(?=\d)")
 _AT_START = re.compile(r"(?:^|(?<=[.!?,:–-] )|(?<=[(/]))(Min|Max)\.(?= [a-z\d])", re.MULTILINE)
-_UNDOTTED_NUMBERED = re.compile(r"\b([Bb]ldg|[Rr]te|[Rr]m|[Qq]ty|[Vv]er)(:?) (?=#?\d)")
+_UNDOTTED_NUMBERED = re.compile(r"\b(Apt|Ste|[Hh]wy|[Bb]ldg|[Rr]te|[Rr]m|[Qq]ty|[Vv]er)(:?) (?=#?\d)")
 _LENGTHS = table("dist=distance, alt=altitude, elev=elevation")
 _OF_LENGTH = re.compile(r":?(?: of)? \d[\d.,]*+ ?(?:k?m|mi|ft|yd|miles|met(?:er|re)s)\b")
 _SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
-_UNDOTTED = re.compile(r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc|bdrms?|blks?)(?![\w./])")
-_LETTERS = re.compile(r"(?<![\w.'-])((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
+_UNDOTTED = re.compile(
+    r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc|bdrms?|blks?|hrs|mins|"
+    r"(?:[Gg]ov|[Ii]nt|[Nn]at|[Dd]ep|[Aa]ss|[Cc]ont)'[tlnd])(?![\w./])"
+)
+_LETTERS = re.compile(r"(?:(?<![\w.'-])|(?<=\b[A-Z]-))((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
-DIRECTIONS = table("N=North, S=South, E=East, W=West")
+DIRECTIONS = table("N=North, S=South, E=East, W=West, NE=Northeast, NW=Northwest, SE=Southeast, SW=Southwest")
+_COMPASS_OF = re.compile(r"(?<=[a-z] )([NS][EW]?|[EW])(?= of (?:[A-Z]|the\b))")  # 35 km SE of Tokyo
 _ANY_STREET = rf"(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b"
 _DIRECTION = re.compile(
-    rf"(?<=\d )([NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}{_ANY_STREET})"
-    rf"|(?<![\w.'-])([NSEW])\.?(?= \d{{1,3}}(?:st|nd|rd|th) {_ANY_STREET})"
+    rf"(?<=\d )([NS][EW]|[NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}{_ANY_STREET})"
+    rf"|(?<![\w.'-])([NS][EW]|[NSEW])\.?(?= \d{{1,3}}(?:st|nd|rd|th) {_ANY_STREET})"
 )
 
 
@@ -194,10 +201,10 @@ _SAID_WITH_S = table("A=ays, C=sees, F=effs, L=ells, O=ohs, Q=cues")  # voices d
 _NEVER_LAST = word_set("vs e.g i.e cf viz approx incl excl w.r.t s.t")
 _PARTS = word_set(
     "dept govt dist univ assn intl natl avg hosp assoc asst misc mgr mfg attn std orig alt temp mts bldg rm doz "
-    "pkg eds acct blk blks bdrm bdrms"
+    "vit pkg eds acct blk blks bdrm bdrms"
 )
 _UNITS = word_set("hrs mins secs wk wks yrs mos pts")
-_DEGREES = word_set("m.d b.a m.a b.s m.s j.d r.n d.d.s m.b.a r.i.p r.s.v.p e.t.a")
+_DEGREES = word_set("d.d.s m.b.a r.i.p r.s.v.p e.t.a")
 _NOTES = frozenset(("p.s", "n.b", "p.p.s"))  # begin a sentence
 # Abbreviations that are read only next to other words, because their letters are also words of their own.
 _AFTER_A_NAME = word_set("co inc corp ltd bros ave")
@@ -230,10 +237,6 @@ def _dotted(found: re.Match[str]) -> str:
     if word in _NEVER_LAST:
         return said
     return said + _stop(found, "part" if word in _PARTS else "unit" if word in _UNITS else "other")
-
-
-def _undotted(found: re.Match[str]) -> str:
-    return _cased(_ANYWHERE[found[1].lower()], found[1])
 
 
 def _day(found: re.Match[str]) -> str:
@@ -277,17 +280,12 @@ def _city_state(found: re.Match[str]) -> str:
     return _CITY_STATES[found[1]] + _stop(found) if is_certain else found.group()
 
 
-def _title(found: re.Match[str]) -> str:
-    if found.group().endswith(".") and is_final(found.string, found.start(), found.end(), "title"):
-        return _TITLES[found[1]] + "."
-    return _TITLES[found[1]]
-
-
 def _street(found: re.Match[str]) -> str:
     before = text_before(found, 40).split()
     named = before and (before[-1][0].isupper() or re.fullmatch(r"\d{1,40}(?:st|nd|rd|th)", before[-1]))
     after = text_after(found, 2)
-    if not named or (after[:1] == " " and after[1:].isupper() and not found[2]):
+    is_direction = re.match(r" (?:[NS][EW]?|[EW])\b", text_after(found, 4)) is not None
+    if not named or (after[:1] == " " and after[1:].isupper() and not found[2] and not is_direction):
         return found.group()
     return _STREETS[found[1]] + _stop(found)
 
@@ -296,8 +294,7 @@ def _saint_or_doctor(found: re.Match[str]) -> str:
     """Distinguish St. John from John St., and Dr. Smith from Elm Dr. (which `_street` reads), by the preceding text."""
     if is_street(found.string, found.start()):
         return found.group()
-    is_end = found[2] and is_final(found.string, found.start(), found.end(), "title")
-    return ("Saint" if found[1] == "St" else "Doctor") + "." * bool(is_end)
+    return ("Saint" if found[1] == "St" else "Doctor") + _stop(found, "title")
 
 
 def _initial(found: re.Match[str]) -> str:
@@ -336,14 +333,16 @@ def read_abbreviations(text: str) -> str:
     text = _VERSUS.sub(r"\1 versus ", _VERSION.sub(r"\1", text))
     text = _STATE.sub(lambda found: _STATES[found[1]], text)
     text = _DIRECTION.sub(lambda found: DIRECTIONS[found[1] or found[2]], text)
+    text = _COMPASS_OF.sub(lambda found: DIRECTIONS[found[1]].lower(), text)
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
     text = _A_DOCTOR.sub(lambda found: f"{found[1]}Doctor{_stop(found)}", text)
     text = _STREET.sub(_street, text)
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}{_stop(found, 'day')}", text)
-    text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(_title, text)))
+    text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(lambda found: _TITLES[found[1]] + _stop(found, "title"), text)))
     text = _NAMED_SPAN.sub(lambda found: f"{found[1] or found[2]} to ", text)
+    text = _UNDOTTED.sub(lambda found: _cased(_ANYWHERE[found[1].lower()], found[1]), text)
     if "." not in text and "№" not in text:
-        return _UNDOTTED.sub(_undotted, text)
+        return text
     text = _SPOONS.sub(_spoons, _ESTIMATED.sub(lambda found: f"{_cased('estimated', found[1])}", text))
     text = _DOCTORS.sub(f"P H {letter_with_s('D')}", text)
     text = _OFFICE.sub(_office, _DEGREE.sub(_degree, text))
@@ -351,7 +350,6 @@ def read_abbreviations(text: str) -> str:
     text = _CITY_STATE.sub(_city_state, _NUMBERED.sub(_numbered, text))
     text = _AT_START.sub(r"\1imum", text)
     text = _DOTTED.sub(_dotted, _LOWER.sub(_lower, text))
-    text = _UNDOTTED.sub(_undotted, text)
     return re.sub(r"  +", " ", _INITIAL.sub(_initial, _LETTERS.sub(_letters, text)))
 
 

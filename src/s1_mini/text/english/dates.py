@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.english.numerals import cardinal, decade, ordinal, paired
+from s1_mini.text.english.numerals import APPROXIMATE, cardinal, decade, digits, ordinal, paired
 from s1_mini.text.stops import is_final
 from s1_mini.text.tables import text_after, text_before, words
 
@@ -27,6 +27,13 @@ _PROPORTION = re.compile(  # a ratio that could be a time: mix 1:10, a 1:12 scal
 )
 _STANDARD = re.compile(r"(\b(?:ISO|IEC|EN|DIN|BS) ?\d{2,5}):((?:19|20)\d\d)\b")  # ISO 9001:2015
 _DURATION = re.compile(r"(?<![\w.:/])([2-5]\d):([0-5]\d)(?![\w:])")
+_LAP = re.compile(r"(?<![\w.:/])(\d{1,2}):([0-5]\d)\.(\d{1,3})(?![\w:]|\.\d)")  # 3:43.13
+_ZONE = re.compile(r"\b(UTC|GMT) ?([-+])0?(\d{1,2})(?::00)?(?!\d)")
+_VERSE = re.compile(
+    r"\b((?:Psalms?|Genesis|Exodus|Leviticus|Samuel|Kings|Job|Proverbs|Isaiah|Jeremiah|Daniel|Matthew|Mark|Luke|John|Acts|"
+    r"Romans|Corinthians|Galatians|Ephesians|Philippians|Timothy|Hebrews|James|Peter|Revelation|Surah|Quran) )"
+    r"(\d{1,3}):(\d{1,3})(?![\w:-])"
+)
 _VERSES = re.compile(r"(?<![\w.:/])(\d{1,3}):(\d{1,3})[-–](?=\d{1,3}(?![\w:]))")
 
 
@@ -68,10 +75,13 @@ def _proportion(found: re.Match[str]) -> str:
 
 
 def read_times(text: str) -> str:
+    text = _ZONE.sub(lambda found: f"{found[1]} {APPROXIMATE[found[2]]}{found[3]}", text)
     text = _WITH_HALF.sub(_with_half, _DASH.sub(_dash, text))
     if ":" not in text:
         return text
     text = _VERSES.sub(lambda found: " ".join(cardinal(int(part)) for part in found.groups()[:2]) + " to ", text)
+    text = _VERSE.sub(lambda found: f"{found[1]}{cardinal(int(found[2]))} {cardinal(int(found[3]))}", text)
+    text = _LAP.sub(lambda found: f"{cardinal(int(found[1]))} {_minutes(int(found[2]))} point {digits(found[3])}", text)
     text = _PROPORTION.sub(_proportion, text)
     text = _CLOCK.sub(_clock, _STANDARD.sub(lambda found: f"{found[1]} {_year(found[2])}", text))
     text = _DURATION.sub(lambda found: f"{cardinal(int(found[1]))} {_minutes(int(found[2]))}", text)
@@ -125,6 +135,7 @@ _DAY_MONTH = re.compile(
 _MONTH_YEAR = re.compile(rf"\b({_MONTH}),? ({_YEAR})(?![\w:%]|[.,-]\d)")
 _DECADE = re.compile(rf"(?<![\w.,])(?<![GR]TX )(?:'|\b(?=\d\d'?s|{_YEAR}'?s))(\d0|(?:1[1-9]|20|21)\d0)('?)s\b")
 _SECONDS = re.compile(r"(?<![\w.,'])(?<![A-Z]-)([2-9]0|10(?!s of\b))s\b")
+_LONG = re.compile(r" (?:long|later|ago|timeouts?|delays?|intervals?|clips?|videos?)\b")
 _LASTS = re.compile(r"(?:\b(?:took|takes?|for|after|within|every|wait|waits|in|of|lasts?) |[~<>≈] ?)$")
 _SHORT = re.compile(r"(?<![\w'])'(\d\d)(?![\w'])")
 _ERA = re.compile(r"(?<![\w.,])(\d{1,4})\s?(BCE?|AD|CE)\b")
@@ -218,7 +229,8 @@ def _day_month(found: re.Match[str]) -> str:
 
 def _seconds(found: re.Match[str]) -> str:
     before = text_before(found, 8)
-    is_time = (found[1] == "10" and not before.endswith("the ")) or _LASTS.search(before)
+    is_ten = found[1] == "10" and not before.endswith("the ")
+    is_time = is_ten or _LASTS.search(before) or _LONG.match(found.string, found.end())
     return f"{cardinal(int(found[1]))} seconds" if is_time else found.group()
 
 

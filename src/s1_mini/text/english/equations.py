@@ -6,7 +6,7 @@ import re
 
 from s1_mini.text.english.measures import UNITS, plural
 from s1_mini.text.stops import SPELT_NUMBERS, is_final
-from s1_mini.text.tables import signs, text_after, words
+from s1_mini.text.tables import signs, text_after, text_before, words
 
 _NAMES = signs(
     "&=and, @=at, %=percent, ‰=per mille, +=plus, ==equals, <=less than, >=greater than, ≤=less than or equal to, "
@@ -31,15 +31,18 @@ _GREEK |= {letter.upper(): name.capitalize() for letter, name in _GREEK.items()}
 _ARROW = r"(?:→|(?<![-=–—])[-=–—]++>)"
 _TO = re.compile(rf"(?<=[\w)\"'%°])[ \t]*{_ARROW}[ \t]*(?=[\w(\"'$£€¥#@+-])")
 _PAUSE = re.compile(f"<?{_ARROW}")
+_MENU = re.compile(r"(?:(?<=[A-Za-z]{2})|(?<=[a-z]\")) > (?=\"?[A-Z][a-z])")  # Settings > Privacy
+_MENUS = re.compile(r"(?i:open|go to|select|choose|click|tap|under|settings|file|edit|view|tools|menu)\b[^.!?\n]*$")
 # A dash between words is read as a comma, because voices read "-" as part of a word. Without spaces around the dash,
 # only — and -- are matched.
 _DASH = re.compile(r"(?<=[\w.!?)\"”'’%])(?:[ \t]++[-–—]++[ \t]++|[ \t]*+(?:—++|--++)[ \t]*+)(?=[\w(“‘]|[\"']\w)")
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
+_SIGN_ITSELF = re.compile(r" (?:sign|symbol|key|button|character)\b")
 _LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_a-z]|[a-z]{{2}})")
 _CAPITALS = re.compile(r"(?<=\b[A-Z])/(?=[A-Z]\b)|(?<=[A-Z]{2})/(?=[A-Z]{2})")  # A/B, CI/CD
 _SLASH = re.compile(r"(?<=\w)/(?=\w)")
-_BETWEEN = re.compile(r"(?<=\w)\|(?=\w)| \| ")
+_BETWEEN = re.compile(r"(?<=\w)\|(?=\w)| \| |(?<=\w) / (?=\w)")
 _UNDERSCORE = re.compile(r"_+")
 _SILENT = re.compile(r"[*~^`|\\/{}<>\[\]©®™†‡•·¦¯´¨¸ªº←↑↓↔▪■□●○◦‣⁃\u00ad]+")
 
@@ -48,15 +51,14 @@ def _name(found: re.Match[str]) -> str:
     text, (start, end) = found.string, found.span()
     before = "" if start == 0 or text[start - 1].isspace() else " "
     after = "" if end == len(text) or not (text[end].isalnum() or text[end] in _NAMES) else " "
-    return f"{before}{_NAMES[found.group()]}{after}"
-
-
-def _greek(found: re.Match[str]) -> str:
-    return _GREEK[found.group()] + " " * text_after(found, 1).isalpha()
+    name = _NAMES[found.group()]
+    is_itself = found.group() in "$£€₹¢" and _SIGN_ITSELF.match(text, end)  # the $ sign
+    return f"{before}{name.removesuffix('s') if is_itself else name}{after}"
 
 
 def read_arrows(text: str) -> str:
     """Read arrows between words as "to", replace other arrows by pauses, and write >= and <= as one sign."""
+    text = _MENU.sub(lambda found: ", " if _MENUS.search(text_before(found, 60)) else found.group(), text)
     return _PAUSE.sub(", ", _TO.sub(" to ", text)).replace(">=", "≥").replace("<=", "≤")
 
 
@@ -74,7 +76,7 @@ def read_symbols(text: str) -> str:
         return text
     text = _PLUS_PLUS.sub(" plus plus", text)
     text = _NAMED.sub(_name, text)
-    text = _LETTER.sub(_greek, text)
+    text = _LETTER.sub(lambda found: _GREEK[found.group()] + " " * text_after(found, 1).isalpha(), text)
     text = _SLASH.sub(" slash ", text)
     text = _BETWEEN.sub(", ", text)
     return _SILENT.sub(" ", _UNDERSCORE.sub(" ", text))
@@ -89,7 +91,7 @@ _ASSIGNED = {"-": "minus", "+": "plus", "*": "times", "/": "divided by"}
 _FUNCTION = re.compile(r"(?<![\w.])([fghFGO])\(([^()\n]{1,20})\)")  # f(x), O(n)
 _FACTORIAL = re.compile(r"(?<=\d)!(?= ?[=*/+-])")
 _MINUS = re.compile(r"(?<=[\w)²³]) [-–−] (?=[\w(])")
-_MINUS_OF_LETTERS = re.compile(r"(?<=\b[a-z]) [-–−] (?=[a-z\d]\b)|(?<=\(\d) [-–−] (?=[a-z]\b)")
+_MINUS_OF_LETTERS = re.compile(r"(?<=\b[a-z]) [-–−] (?=[a-z\d]\b)|(?<=\(\d) [-–−] (?=\d{0,3}[a-z]\b)")
 _OVER = re.compile(r"(?<=[\w)²³]) ?/ ?(?=[\w(])")
 _OVER_OF_LETTERS = re.compile(r"(?<=\b\w) / (?=\w\b)|(?<=[\da-z]\)) ?/ ?(?=\d)")
 _OUT_OF = re.compile(r"(?<=\d) / (?=(?:5|10|20|50|100)(?![\w/]|[.,]\d| ?[=/]))")
@@ -110,7 +112,10 @@ _RATE = re.compile(
     rf"(?<![\w./\\-])(?<!\d )({'|'.join(sorted(_RATED, key=len, reverse=True))})"
     r"/(s²|s|h|hr|min|m²|m³|kg|l|L|day)(?![\w/\\]|\.\w)"
 )
-_COUNT_RATE = re.compile(r"(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year)(?![\w/\\]|\.\w)")
+_COUNT_RATE = re.compile(
+    r"(?:(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year|person|user|team|game|page|request)"
+    r"|(?<=\w)(?<!day|ght|ate|ime)(?<!hour|week|year)(?<!month)/(hour|day|week|month|year|capita))(?![\w/\\]|\.\w)"
+)
 _AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")
 _ONE_UNIT = re.compile(
     r"(?<=\bper )(?P<per>lb|oz|gal|kg|km|mi|hr|yd|cm|mm|ml|mg|sec)\b(?!/)\.?"
@@ -161,7 +166,8 @@ def _is_division(found: re.Match[str]) -> bool:
     above, below = re.search(r"(?<![\w.])\d+$", before), re.match(r"(\d+)(?!\w)( ?=)?", after)
     if above and below and not (below[2] and int(above[0]) >= int(below[1])):
         return False
-    if "://" in before or (found.group() == "/" and re.search(r"[A-Za-z]{2}$", before)):
+    is_rate = re.search(r"\d ?[A-Za-zµ]{1,3}$", before) and re.match(r"[A-Za-z]{1,3}[²³^]?(?!\w)", after)
+    if is_rate or "://" in before or (found.group() == "/" and re.search(r"[A-Za-z]{2}$", before)):
         return False
     return _is_in_equation(found)
 
@@ -180,7 +186,7 @@ def read_bare_units(text: str) -> str:
     """Spell out rates and areas without a number: km/h, W/m², tokens/s, km²."""
     if "/" in text:
         text = _RATE.sub(lambda found: f"{plural(_unit(found[1]))} per {_unit(found[2])}", text)
-        text = _COUNT_RATE.sub(lambda found: f" per {_unit(found[1])}", text)
+        text = _COUNT_RATE.sub(lambda found: f" per {_unit(found[1] or found[2])}", text)
     text = _ONE_UNIT.sub(_one_unit, text)
     return _AREA.sub(lambda found: plural(UNITS[found.group()]), text)
 

@@ -16,6 +16,7 @@ UNITS = _SI | table(
     "mi=mile, ft=foot, yd=yard, in=inch, sq ft=square foot, sq mi=square mile, sq m=square meter, sq km=square "
     "kilometer, cu ft=cubic foot, nmi=nautical mile, kg=kilogram, g=gram, mg=milligram, µg=microgram, lb=pound, "
     "lbs=pound, oz=ounce, l=liter, L=liter, ml=milliliter, mL=milliliter, cl=centiliter, dl=deciliter, "
+    "dL=deciliter, µL=microliter, Nm=newton meter, N·m=newton meter, kts=knot, bbl=barrel, ng=nanogram, "
     "gal=gallon, pt=pint, qt=quart, fl oz=fluid ounce, tbsp=tablespoon, tsp=teaspoon, s=second, sec=second, "
     "secs=second, ms=millisecond, µs=microsecond, ns=nanosecond, min=minute, mins=minute, h=hour, hr=hour, "
     "hrs=hour, yrs=year, yr=year, Hz=hertz, kHz=kilohertz, MHz=megahertz, GHz=gigahertz, THz=terahertz, W=watt, "
@@ -26,10 +27,12 @@ UNITS = _SI | table(
     "MiB=mebibyte, GiB=gibibyte, TiB=tebibyte, kbps=kilobit per second, Mbps=megabit per second, Gbps=gigabit per "
     "second, Mbit/s=megabit per second, Gbit/s=gigabit per second, mph=mile per hour, kph=kilometer per hour, "
     "km/h=kilometer per hour, m/s=meter per second, m/s²=meter per second squared, m/s2=meter per second squared, "
+    "m/s^2=meter per second squared, mmol=millimole, µmol=micromole, IU=international unit, "
+    "mIU=milli-international unit, mmHg=millimeter of mercury, "
     "kn=knot, mpg=mile per gallon, rpm=revolution per minute, bpm=beat per minute, fps=frame per second, dpi=dot "
     "per inch, px=pixel, kcal=kilocalorie, cal=calorie, ha=hectare, ppm=part per million, °C=degree Celsius, ° "
     "C=degree Celsius, °F=degree Fahrenheit, ° F=degree Fahrenheit, °=degree, ℃=degree Celsius, ℉=degree "
-    "Fahrenheit, MP=megapixel, mol=mole, mg/dl=milligram per deciliter"
+    "Fahrenheit, MP=megapixel, mol=mole"
 )
 UNITS |= {f"{unit}{sign}": f"square {name}" for sign in ("²", "^2", "2") for unit, name in _SI.items()}
 UNITS |= {f"{unit}{sign}": f"cubic {name}" for sign in ("³", "^3", "3") for unit, name in _SI.items()}
@@ -48,7 +51,7 @@ UNIT = "|".join(re.escape(unit) for unit in sorted(UNITS, key=len, reverse=True)
 
 
 def plural(name: str) -> str:
-    head, per, rest = name.partition(" per ")
+    head, per, rest = name.partition(" of " if " of " in name else " per ")
     first, space, last = head.rpartition(" ")
     if head.startswith("degree"):
         return name.replace("degree", "degrees", 1)
@@ -66,6 +69,11 @@ _MEASURE = re.compile(
 )
 _TIME = "hour|day|week|month|year|person|dose"
 _RATE = re.compile(rf"(?<![\w.,/:])({NUMBER})\s?({UNIT})/({UNIT}|{_TIME})(?:/(h|hr|{_TIME}))?(?![\w²³^])")
+_PER_NUMBER = re.compile(  # 30 mg/5 mL, 4 doses/24 h
+    r"(?<=[\d ])([mkµ]?g|[mcd]?[Ll]|mmol|m?IU|k?cal|k?Wh|[a-z]{2,20}s)"
+    rf"/(?={NUMBER}\s?(?:h|hrs?|hours|days|min|km|[md]?L|ml|k?g|m²)(?!\w))"
+)
+_INVERSE = re.compile(rf"(?<=\d )({UNIT}) ({UNIT})\^-1(?!\d)")  # m s⁻¹
 _AT_LEAST = re.compile(rf"(?<=\d)\+ ?(?!in\b|pt\b|bar\b)({UNIT})(?![\w/²³^'·])(?:\.(?= [a-z]))?")  # 30+ km
 _PERCENT = re.compile(rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER})\s?%?(?:{TO}([-+]?)({NUMBER}))?\s?([%‰])")
 # `"` after a number is written as ″ where it means inches and does not end a quotation.
@@ -102,8 +110,8 @@ _TIMES = re.compile(
     rf"((?:\d+[ -])?\d/\d{{1,2}}|{NUMBER})[x×](?!\w|\s?[-+=*/⋅]| (?:minus|over)\b)"
 )
 _DAY = re.compile(
-    r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|date|through"
-    r"|week of|as of|(?:date|birthday|anniversary|deadline|wedding|exam|"
+    r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|ships?|arrives?|date|through"
+    r"|week of|as of|(?:date|birthday|b-?day|anniversary|deadline|wedding|exam|"
     r"appointment|concert|party|meeting|event|festival|ceremony|interview) (?:is|was)|date:"
     r"|from \d{1,2}/\d{1,2} to)\s$",
     re.IGNORECASE,
@@ -123,7 +131,7 @@ _AFTER_IN = re.compile(r" (?:the|a|an|this|that|my|his|her|our|their|all|class|t
 _MARK = re.compile(r"(?<![\w.,/:])(\d{1,2}\.\d{1,2})/(?=(?:4|5|6|10|20|100)(?![\d/]|[.,]\d))")
 _COMPASS = re.compile(r"(?<=\d[°'″])\s?([NSEW])\b(?!\.\w)")
 _NTHS = re.compile(r"(?<![\w.,/:])(?:(\d{1,4})[ -])?(1?\d)/(\d{1,4})(?:th|rd|nd|st)s?\b")  # 3/10ths
-_HYPHENATED_UNIT = re.compile(r"(?:(?<=/\d)|(?<=/\d\d))-(in|ft|lb|oz|yd|gal|mi|qt|pt)\b\.?(?= [a-z])")
+_HYPHENATED_UNIT = re.compile(r"(?:(?<=/\d)|(?<=/\d\d))-(in|ft|lb|oz|yd|gal|mi|qt|pt|yr|hr|min|wk|mo)\b\.?(?= [a-z])")
 _LENGTHS = re.compile(r"(?:(?<=\d″)\s?[-–]\s?(?=\d{1,3}['″])|(?<=\d')[-–](?=\d{1,3}'))")  # 5'10"-6'
 _STONE = re.compile(r"(?<![\w.,])(\d{1,2}) ?st\.? (?=\d{1,2} ?lbs?\b)")
 _DEGREES = re.compile(r"(?<=\d) ?deg\.? ?(?=[CF]\b)")
@@ -172,6 +180,7 @@ def _fraction(found: re.Match[str]) -> str:
     said = None if whole or unit else _score(found, above, below)
     if said is None and (below < 2 or below > 1000 or not 1 <= above <= max(19, below * (below in _INCH_FRACTIONS))):
         said = f"{written(whole) + ' ' if whole else ''}{written(found[2])} over {written(found[3])}"
+        said += f" {plural(UNITS[unit])}" if unit else ""
     elif said is None:
         is_joined = not (whole or unit) and re.match("-[a-z]", text_after(found, 2)) is not None  # a 3/4-inch nail
         said = f"{cardinal(above)} {part_of(below) if above == 1 or is_joined else parts_of(below)}"
@@ -300,7 +309,7 @@ def _measure(found: re.Match[str]) -> str:
         or _KIND.match(found.string, found.end())
     )
     is_one = is_kind or (not last and not scale and number == "1")
-    stop = "." if dot and is_final(found.string, found.start(), found.end(), "unit") else ""
+    stop = "." if dot and gap != "-" and is_final(found.string, found.start(), found.end(), "unit") else ""
     return f"{APPROXIMATE.get(sign, '')}{said} {name if is_one else plural(name)}{stop}"
 
 
@@ -365,6 +374,7 @@ def read_measures(text: str) -> str:
         text = _FEET_ALONE.sub(_feet_alone, _FEET.sub(_feet, text))
     text = _AT_LEAST.sub(lambda found: f" plus {plural(UNITS[found[1]])}", text) if "+" in text else text
     text = re.sub(r"(?<![\w.])\.(?=\d\d[ -]calib(?:er|re))", "", text)  # a .50-caliber gun
+    text = _PER_NUMBER.sub(r"\1 per ", _INVERSE.sub(r"\1/\2", text))
     text = _CROWD.sub(" million", _DEGREES.sub("°", _STONE.sub(r"\1 stone ", text)))
     text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))
     return _INCHES.sub(_inches, text).replace("″", '"') if "″" in text else text

@@ -13,7 +13,7 @@ def _currencies(text: str) -> dict[str, tuple[str, ...]]:
     return {sign: tuple(names.replace("_", " ") for names in each.split()) for sign, each in table(text).items()}
 
 
-SCALE = r"(?:[\s-]?(hundred|thousand|million|billion|trillion|mio|mn|mm|bn|trn|tn|[kKmMbBtT])(?![\w']))?"
+SCALE = r"(?:[\s-]?(hundred|lakh|crore|thousand|million|billion|trillion|mio|mn|mm|bn|trn|tn|[kKmMbBtT])(?![\w']))?"
 # For each currency: singular and plural of the unit, then of the subunit.
 _SIGNED = _currencies(
     "$=dollar dollars cent cents, £=pound pounds penny pence, €=euro euros cent cents, ₹=rupee rupees paisa paise, "
@@ -43,11 +43,11 @@ _MINUS = r"(?<![\w)\]%°.-])(?:((?<!\w )-|-(?=\S)|[+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
 _PER = (
     r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min|gallon|gal|liter|"
-    r"litre|mile|mi|oz|yard|yd|dozen|GB)\b(?:\.(?= [a-z]))?)?"
+    r"share|head|seat|barrel|bbl|ton|m²|sq ft|litre|mile|mi|oz|yard|yd|dozen|GB)\b(?:\.(?= [a-z]))?)?"
 )
 _PER_NAMES = table(
     "mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute, gal=gallon, mi=mile, oz=ounce, "
-    "yd=yard, GB=gigabyte"
+    "yd=yard, GB=gigabyte, bbl=barrel, m²=square meter, sq ft=square foot"
 )
 _MONEY = re.compile(
     rf"{_MINUS}(?<![A-Za-z])(US|AU?|CA?|NZ|HK|NT|S)?({_SIGN})\s?({NUMBER}){SCALE}"
@@ -70,8 +70,9 @@ _MIXED = re.compile(rf"({_SIGN})(\d{{1,4}})[ –-](\d/\d\d?) ((?:m|b|tr)illion|t
 _LAKHS = re.compile(r"(?:(?<=₹)|(?<=₹ )|(?<=\bRs )|(?<=\bRs\. ))\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")
 _RAND = re.compile(r"(?<![\w.,$])R ?(\d{1,3}(?:[, ]\d{3})++(?!\d)|\d[\d.]{0,8}+(?= ?(?:million|billion|trillion)\b))")
 _PRICED = re.compile(
-    r" (?:bill|bond|budget|coin|contract|deal|fine|grant|home|house|lawsuit|loan|mansion|note|project|ransom|tip|"
-    r"settlement|voucher)s?\b"
+    r" (?:acquisition|bailout|bid|bill|bond|bonus|budget|coin|contract|deal|deficit|donation|fee|fine|fund|grant|home|"
+    r"house|investment|lawsuit|loan|mansion|merger|note|offer|package|plan|prize|program|project|ransom|scheme|settlement|"
+    r"stake|surplus|takeover|ticket|tip|voucher)s?\b"
 )
 _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
 
@@ -124,7 +125,8 @@ def _money(found: re.Match[str]) -> str:
     if last and " - " in found.group() and "=" in text_after(found, 12):
         ends = _amount(number, scale, names), _amount(last, last_scale, names)
         return f"{APPROXIMATE.get(minus, '')}{' minus '.join(ends)}{_per(per)}"
-    first = _amount(number, scale, names) if last and "." in number and not scale else scaled(number, scale)
+    has_cents = last and number[-3:-2] == "." and not (scale or last_scale)
+    first = _amount(number, scale, names) if has_cents else scaled(number, scale)
     said = f"{first} to " if last else ""
     said += _amount(last or number, last_scale or (None if last else scale), names, is_adjective=is_adjective(found))
     return f"{APPROXIMATE.get(minus, '')}{said}{_per(per)}"

@@ -25,7 +25,8 @@ _THOUSANDS = (
 # How scales are written, in lower case.
 SCALES = table(
     "k=thousand, m=million, mn=million, mm=million, mio=million, b=billion, bn=billion, t=trillion, tn=trillion, "
-    "trn=trillion, hundred=hundred, thousand=thousand, million=million, billion=billion, trillion=trillion"
+    "trn=trillion, hundred=hundred, thousand=thousand, million=million, billion=billion, trillion=trillion, "
+    "lakh=lakh, crore=crore"
 )
 
 
@@ -137,7 +138,10 @@ _CENTURY = re.compile(r"\b([IVX]{1,6})(?:th|st)?(?=[- ][Cc]entur)|(?<=\b[Tt]he )
 _AFTER_NAME = re.compile(r"(?<=[a-z] )([IVX]{2,6})\b(?!['.]\w)")
 _STRAY = re.compile(r"(?<![\w.'&-])(?!XXX\b)(II|[IVX]{3,6}|(?<!.)[IVX]{2}(?!.))\b(?![&-])")
 _SPAN = re.compile(r"(?<![\w.'&-])([IVX]{1,6})\s?[-–]\s?([IVX]{2,6})\b(?![&'-])")
-_YEAR = re.compile(r"(?<![\w.])(M{1,3}[CDLXVI]{2,12})(?![\w.])")
+_YEAR = re.compile(r"(?<![\w.])(M{1,3}[MCDLXVI]{3,12})(?!\w|\.\w)")
+_SMALL = re.compile(  # (vi) and vi), and ii or viii anywhere
+    r"(?<![\w'./@-])(?:[ivx]{2,5}(?=\))|(?:x{0,3}v?iii?|x{1,3}iv)(?!['\w/-]|\.\w))|(?<![^\n])[ivx]{2,5}(?=\.\s)"
+)
 
 
 def _value(letters: str) -> int | None:
@@ -155,7 +159,7 @@ def _ruler(found: re.Match[str]) -> str:
 
 
 def _part(found: re.Match[str]) -> str:
-    value = _value(found[2])
+    value = _value(found[2].upper() if found[2].islower() and len(found[2]) > 1 else found[2])
     if value is None or (found[1][0].islower() and found[2] in "IC"):  # the part I liked
         return found.group()
     return f"{found[1]} {cardinal(value)}"
@@ -180,7 +184,8 @@ def _span(found: re.Match[str]) -> str:
 def read_roman(text: str) -> str:
     """Spell out letters that are certainly Roman numerals."""
     text = re.sub(r"\bWW(?=I{1,2}\b|[12]\b)", "World War ", text)
-    if not re.search(r"\b[IVXLCM]+\b", text):
+    text = _SMALL.sub(lambda found: _spell(found, found.group().upper(), cardinal), text)
+    if not re.search(r"\b(?:[IVXLCM]+|[ivx]{2,5})\b", text):
         return text
     text = _SPAN.sub(_span, text)
     text = _PART.sub(_part, _RULER.sub(_ruler, text))
@@ -189,7 +194,7 @@ def read_roman(text: str) -> str:
     return _YEAR.sub(lambda found: _spell(found, found[1], str), text)
 
 
-_ORDINAL = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+)(?:st|nd|rd|th)\b")
+_ORDINAL = re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3}){1,4}|\d{1,20})(?:st|nd|rd|th)\b")
 # Digits in groups of three. A hyphen may follow before another grouped number or a noun: 10 000-metre.
 _SPACED = re.compile(
     r"(?<![\w.,+/:'])(?:(?<!\w-)|(?<= \d{3}-))(?<!\d )(?<!\d\) )(?<!/ )"
@@ -210,7 +215,9 @@ _NOT_GROUPED = re.compile(
 _DOTS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _CHAIN = re.compile(r"(?<![\w.,-])\d{1,8}(?:-\d{1,8}){2,8}(?![\w-]|[.,]\d)")
 _RANGE = re.compile(rf"(?<![\w.,-])({NUMBER})(\s?)(?:-|–|—)(\s?)(?=({NUMBER})(?![\w-]))")
-_SCALED = re.compile(rf"(?<![\w.,])(?<![A-Za-z\d]-)({NUMBER})(?:\s?(?!K))?(k|K|M|B|bn|mn|tn)(?![\w'-])")
+_SCALED = re.compile(
+    rf"(?:(?<![\w)\]%°])([-+±~≈])\s?)?(?<![\w.,])(?<![A-Za-z\d]-)({NUMBER})(?:\s?(?!K))?(k|K|M|B|bn|mn|tn)(?![\w'-])"
+)
 _POWER = re.compile(rf"(?<=[\w)])\s?\^\s?([-+]?)({NUMBER})")
 _SIGN = re.compile(r"(?<![\w)\]%°])([-+±~≈])\s?(?=\.?\d)")
 _NUMBER = re.compile(rf"(?<![.,\d]){NUMBER}|\d++")
@@ -222,6 +229,7 @@ def _range(found: re.Match[str]) -> str:
     falls = float(found[4].replace(",", "")) < float(found[1].replace(",", ""))
     is_subtraction = is_spaced and (falls or "=" in text_after(found, 20))
     is_code = re.match(r"0\d", found[4]) is not None and found[1][0] != "0"
+    is_code |= text_before(found, 7).lower() == "number "
     is_code |= falls and len(found[1]) == 4 and len(found[4]) == 2 and found[1].isdecimal()
     if not is_subtraction and (found[1] == found[4] or is_code or _is_split(found)):
         return f"{found[1]} "  # fifty-fifty, a 2-2 draw, a 70-30 split, part 1234-05
@@ -260,11 +268,10 @@ def _power(found: re.Match[str]) -> str:
 
 
 def _scaled(found: re.Match[str]) -> str:
-    if found[2] == "B" and "." not in found[1]:
-        return f"{written(found[1])} B"  # exit 14B, a 7B model
-    if found[2] == "K" and found[1] in ("2", "4", "5", "8"):
-        return f"{written(found[1])} K"
-    return f"{written(found[1])} {SCALES[found[2].lower()]}"
+    sign, number, scale = found.groups()
+    is_letter = scale == "B" and "." not in number  # exit 14B, a 7B model
+    is_letter |= scale == "K" and (number in ("2", "4", "5", "8") or text_after(found, 4) in (" rac", " run"))
+    return f"{APPROXIMATE.get(sign, '')}{written(number)} {scale if is_letter else SCALES[scale.lower()]}"
 
 
 # Lower-case words between numbers: 3-to-1, 1-on-1, 2-by-4s, 7-out-of-10.
@@ -272,6 +279,7 @@ _WORD_BETWEEN = re.compile(
     r"(?<![\w.,/-])(\d{1,4})-(?!(?:jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec)-)([a-z]{2,7}(?:-of)?|ON|TO|FOR|BY)-"
     r"(\d{1,4})(s|ers?)?(?!\w|[.,]\d)"
 )
+_NOTES = re.compile(r"[$£€](\d{1,4})s(?!\w)")  # in $20s
 _IN_A = re.compile(r"(?<![\w.,/-])(\d{1,4})-(in|to|for|per|of)-(an?-(?=[a-z])|(?=[$£€]\d))")  # 1-in-a-million, 2-for-$5
 
 _COUNTED_NUMBERS = re.compile(  # two 5s, size 10s, 43 Embraer 175s
@@ -285,6 +293,7 @@ _COUNTED_NUMBERS = re.compile(  # two 5s, size 10s, 43 Embraer 175s
 def read_joined(text: str) -> str:
     """Replace the hyphens around a word between two numbers by spaces, and spell out numbers that are counted."""
     text = _COUNTED_NUMBERS.sub(_counted_numbers, text)
+    text = _NOTES.sub(lambda found: plural_number(cardinal(int(found[1])).removeprefix("one ")), text)
     if "-" not in text:
         return text
     text = _IN_A.sub(lambda found: f"{found[1]} {found[2]} {found[3].replace('-', ' ')}", text)
@@ -305,7 +314,7 @@ def _joined(found: re.Match[str]) -> str:
 def read_ranges(text: str) -> str:
     """Spell out ordinals, ranges, chains of numbers, powers and numbers such as 5k, and remove grouping by dots."""
     text = _DOTS.sub(lambda found: found.group().replace(".", ""), text)
-    text = _ORDINAL.sub(_ordinal, text)
+    text = _ORDINAL.sub(lambda found: ordinal(int(found[1].replace(",", ""))), text)
     text = _CHAIN.sub(_chain, text)
     text = _RANGE.sub(_range, text)
     text = _POWER.sub(_power, text)
@@ -334,14 +343,10 @@ def _grouped(found: re.Match[str]) -> str:
     return whole + (found[1] or "").replace(",", ".")
 
 
-def _ordinal(found: re.Match[str]) -> str:
-    return ordinal(int(found[1].replace(",", ""))) if len(found[1]) <= 20 else found.group()
-
-
 def _number(found: re.Match[str]) -> str:
     """Spell out a number, separated by spaces from letters that touch it."""
     before, after = text_before(found, 1), text_after(found, 1)
-    return f"{' ' * before.isalpha()}{written(found.group())}{' ' * after.isalpha()}"
+    return f"{' ' * before.isalpha()}{written(found.group())}{' ' * (after.isalpha() or after == '(')}"
 
 
 def read_plain(text: str) -> str:

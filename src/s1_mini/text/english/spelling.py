@@ -12,7 +12,7 @@ from itertools import product
 from s1_mini.text.english.abbreviations import letter_with_s
 from s1_mini.text.english.measures import UNITS, plural
 from s1_mini.text.english.numerals import cardinal, digits, paired, plural_number, written
-from s1_mini.text.tables import signs, table, text_before, word_set, words
+from s1_mini.text.tables import signs, table, text_after, text_before, word_set, words
 
 # Exceptions to the rules for words in capitals. Acronyms that are pronounced as words:
 SAID = word_set(
@@ -30,7 +30,7 @@ SPELT = word_set(
     "FM PM EST PST CST MST GMT UTC BST CET NBA NFL NHL MLB UFC PGA NCAA YMCA ACLU NAACP IEEE GDPR AARP AAA "
     "EEG IQ EQ OK OS IOS DOI ISBN AOL AWS SMS MMS GPS ISP IDE SATA LGBT LGBTQ EPA FDA FCC SEC CDC NIH DEA DOJ "
     "NRA UCLA MIT NYU USSR GDR RGB HD UHD HDMI DIN IPO ROI KPI ROTFL SEO CRM ERP HQ EV AGM NGO APR ISO CV BC AD "
-    "PSAT USDA USPS USAF USCIS AFAIK IMHO CE IOU LLC PLC PLO IRA UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
+    "PSAT USDA USPS USAF USCIS AFAIK IMHO CE IOU LLC PLC PLO IRA BPS UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
 )
 # Words that are read as words even in capitals. The same applies to other words of at least four capitals that are
 # pronounceable or too long for an acronym.
@@ -159,7 +159,9 @@ _OWN_NUMBER = re.compile(
     r"member\w{0,4}|contact) number(?:'s| is| was|:)? )(\d{7,12})(?![\w.,-]*\d)",
     re.IGNORECASE,
 )
-_ZIP = re.compile(r"(?<=[a-z] )(\d{5})(?:-(\d{4}))?(?=$|\n|[.,;)]|$)|(?<=[A-Z]{2} )(\d{5})(?:-(\d{4}))?\b")
+_ZIP = re.compile(
+    r"(?<=[a-z] )(\d{5})(?:-(\d{4}))?(?=$|\n|[.,;)]|$)|(?:(?<=[A-Z]{2} )|(?<=\bD C ))(\d{5})(?:-(\d{4}))?\b"
+)
 _ADDRESS = re.compile(r"(?<![\w.,:/$£€-])(\d{1,2}:\d\d|\d{1,3}(?:\.\d{1,3}){3})(:\d{2,5})?(?![\w.]*\d)")
 _VERSION = re.compile(
     r"(?<![\w.])(?<!-(?=V))[vV](\d{1,4}(?:\.\d{1,4}){0,4})\b|(?<![\w.,])(?!\d{1,3}(?:\.\d{3}){2,}(?![\w.]))(\d{1,4}(?:\.\d{1,4}){2,4})(?![\w.]*\d)|"
@@ -168,7 +170,7 @@ _VERSION = re.compile(
 )
 _PLACE = re.compile(
     r"\b(rooms?|suite|apartment|flight|route|highway|interstate|gate|bus|train|channel|area|boeing|airbus|locker|cell|"
-    r"cessna|learjet|porsche|ferrari|mclaren|peugeot|"
+    r"http|port|error|status|rfc|cessna|learjet|porsche|ferrari|mclaren|peugeot|"
     r"ward|model|extension|apt|seat|row|flat|unit|platform) #?(\d{1,4})([A-Z]?)(?![\w%°]|[.,:]\d| \d{1,3}/\d)",
     re.IGNORECASE,
 )
@@ -209,10 +211,6 @@ def _national(found: re.Match[str]) -> str:
     return _phone(found) if is_phone else found.group()
 
 
-def _dialled(found: re.Match[str]) -> str:
-    return f"{found[1]} {', '.join(digits(group) for group in re.split('[ -]', found[2]))}"
-
-
 def _words_dialled(found: re.Match[str]) -> str:
     parts = [part.lower() if part.isalpha() else digits(part) for part in found[2].split("-")]
     return f"one eight {'hundred' if found[1].endswith('00') else digits(found[1][3:])}, {', '.join(parts)}"
@@ -223,7 +221,8 @@ def read_phones(text: str) -> str:
     text = _NATIONAL.sub(_national, _PHONE.sub(_phone, _EXTENSION.sub(" extension ", text)))
     text = _WORDS_DIALLED.sub(_words_dialled, text) if "1-8" in text else text
     text = _EITHER_DIALLED.sub(lambda found: f"{found[1]}{digits(found[2])}{found[3]}{digits(found[4])}", text)
-    text = _OWN_NUMBER.sub(lambda found: found[1] + digits(found[2]), _DIALLED.sub(_dialled, text))
+    text = _DIALLED.sub(lambda found: f"{found[1]} {', '.join(map(digits, re.split('[ -]', found[2])))}", text)
+    text = _OWN_NUMBER.sub(lambda found: found[1] + digits(found[2]), text)
     return _ZIP.sub(lambda found: ", ".join(digits(part) for part in found.groups() if part), text)
 
 
@@ -248,10 +247,6 @@ def _version(found: re.Match[str]) -> str:
     return f"version {said}" if found[1] else f"{found[3]} {said}" if found[3] else said
 
 
-def _prerelease(found: re.Match[str]) -> str:
-    return f" {'R C' if found[1] == 'rc' else found[1]}{' ' * bool(found[2])}{found[2] or ''}"
-
-
 _PLURAL_NUMBER = re.compile(r"(?<![\w.,'$£€/-])(7[0-8]7|911|501)s(?!\w)")  # 747s
 _PLURAL_AFTER = re.compile(r"\b(?:took|takes?|for|after|within|every|waits?|in|lasts?|lasted|than|about|by|to) $")
 _NUMBERED_ERS = re.compile(r"(?<![\w.,-])(\d\d)ers\b")  # 49ers
@@ -261,7 +256,8 @@ _MODEL_PLURAL = re.compile(
 )
 _NAME_IN_PAIRS = re.compile(
     r"(?:(?<=\bRX )|(?<=[GR]TX )|(?<=GeForce )|(?<=Radeon )|(?<=\bForm )|(?<=\bForms ))\d{4}(?!\w)"
-    r"|(?:(?<=\b[Aa] )(?:10(?:40|99)|7[0-8]7)|(?<=\b[Tt]he )7[0-8]7(?!\w))(?![\w.,$-]*\d| [a-z]{1,20}s\b)"
+    r"|(?:(?<=\b[Aa] )(?:10(?:40|99)|404|7[0-8]7)|(?<=\b[Tt]he )7[0-8]7(?!\w))(?![\w.,$-]*\d| [a-z]{1,20}s\b)"
+    r"|(?<![\w.,$£€-])[45]0\d(?= (?:errors?|status|responses?|Not Found)\b)"
 )
 _AIRLINE = re.compile(r"(?<![\w.-])(UA|AA|DL|BA|AF|LH|KL|EK|QF|SQ|WN|LX|TK|QR|EY|IB|NH) (\d{3,4})(?![\w.,%°$-]*\d)")
 _JET = re.compile(
@@ -269,7 +265,7 @@ _JET = re.compile(
 )
 _NINE_ELEVEN = re.compile(r"(\b(?:his|her|my|your|their|classic|vintage) )911(?![\w.,-]*\d)", re.IGNORECASE)
 _EMERGENCY = re.compile(
-    r"(\b(?:call\w{0,3}|dial\w{0,4}|phon\w{1,3}|rang|ring) )911(?![\w.,-]*\d)|(?<![\w.,$/-])911"
+    r"(\b(?:call\w{0,3}|dial\w{0,4}|phon\w{1,3}|rang|ring|or(?= 911(?! \w))) )911(?![\w.,-]*\d)|(?<![\w.,$/-])911"
     r"(?=[ -](?:calls?|callers?|operators?|dispatch\w{0,4}|cent(?:er|re)s?|emergency|services?|tapes?|recordings?)\b)",
     re.IGNORECASE,
 )
@@ -284,10 +280,6 @@ _COMPANY = re.compile(
 _COUNTED = re.compile(
     r"\b(?:over|about|than|nearly|almost|around|to|reached|hit|has|have|had|some|another|with) $", re.IGNORECASE
 )
-
-
-def _jet(found: re.Match[str]) -> str:
-    return run(found[1]) + (found[2].title() or " " * found.string.startswith("X", found.end()))
 
 
 def _airliner(found: re.Match[str]) -> str:
@@ -310,7 +302,7 @@ def _read_designations(text: str) -> str:
     text = _AIRLINE.sub(lambda found: f"{found[1]} {run(found[2])}", text)
     text = _EMERGENCY.sub(lambda found: f"{found[1] or ''}nine one one", text)
     text = _NINE_ELEVEN.sub(lambda found: f"{found[1]}nine eleven", text)
-    text = _JET.sub(_jet, text)
+    text = _JET.sub(lambda found: run(found[1]) + (found[2].title() or " " * (text_after(found, 1) == "X")), text)
     text = _MODEL_PLURAL.sub(
         lambda found: plural_number(run(found[1])) if found[1] else f"{cardinal(int(found[2]))} s", text
     )
@@ -327,7 +319,8 @@ def read_labels(text: str) -> str:
     text = _ADDRESS.sub(lambda found: found.group() if ":" in found[1] else _address(found), text)
     text = _ROWS.sub(" to ", text)
     text = _STANDARD.sub(lambda found: f"{found[1]} dot {run(found[2])}", text)
-    text = _PRERELEASE.sub(_prerelease, _GLUED_VERSION.sub(" v", text))
+    text = _PRERELEASE.sub(lambda found: f" {found[1].replace('rc', 'R C')} {found[2] or ''}".rstrip(), text)
+    text = _GLUED_VERSION.sub(" v", text)
     text = _VERSION.sub(_version, _FROM_VERSION.sub(" to ", text))
     text = _ANY_MINOR.sub(" point ", text)
     text = _PLACE.sub(lambda found: f"{found[1]} {run(found[2])}{' ' * bool(found[3])}{found[3]}", text)
@@ -349,7 +342,7 @@ def _mixed(found: re.Match[str]) -> str:
     if _MEASURED.fullmatch(token):
         return token
     said: list[str] = []
-    is_plural = token[0].isalpha() and re.search(r"\ds$", token)  # B-52s, MP3s
+    is_plural = token[0].isalpha() and re.search(r"(?<!^k)\ds$", token)  # B-52s, MP3s
     for part in _RUN.findall(token[:-1] if is_plural else token):
         if part.isdecimal():
             said.append(written(part) if len(part) <= 2 else run(part))
@@ -362,13 +355,10 @@ def _mixed(found: re.Match[str]) -> str:
     return plural_number(" ".join(said)) if is_plural else " ".join(said)
 
 
-def _span(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]} to " if int(found[2]) < int(found[3]) else found.group()
-
-
 def read_identifiers(text: str) -> str:
     """Spell out mixed letters and digits: A4, COVID-19, H2O."""
-    return _MIXED.sub(_mixed, _SPAN.sub(_span, text))
+    text = _SPAN.sub(lambda found: f"{found[1]}{found[2]} to " if int(found[2]) < int(found[3]) else found[0], text)
+    return _MIXED.sub(_mixed, text)
 
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})"
@@ -390,8 +380,16 @@ _FILE = re.compile(
     r"|(?<![\w@./-])[a-z_][\w-]{2,80}\.[ch](?!\w)|(?<![\w@./-])lib[\w-]{1,80}\.a(?!\w)"
 )
 _HIDDEN = re.compile(r"(?<![^\s(\"'`])\.(?=[a-z][\w-]{2}|NET\b)|(?<=\bASP)\.(?=NET\b)")
-_PATH = re.compile(r"(?<![^\s(\"'])(?:(?:~|[A-Z]:)(?:[/\\][\w.+-]{1,80}){1,20}|(?:[/\\][\w.+-]{1,80}){2,20})[/\\]?")
-_OPTION = re.compile(r"(?<!\S)--(?=[a-z]{2})")
+_PATH = re.compile(
+    r"(?<![^\s(\"'])(?:(?:~|\.{1,2}|[A-Z]:)(?:[/\\][\w.+-]{1,80}){1,20}|(?:[/\\][\w.+-]{1,80}){2,20})[/\\]?"
+)
+_OPTION = re.compile(r"(?<!\S)--(?=[a-z]{2})|(?<=[a-z,] )-(?=[A-Za-z](?![\w'-]))")
+# 0x7f, #ff5733, 2001:db8::1, 00:1a:2b:3c:4d:5e
+_HEX = re.compile(
+    r"(?<![\w#&])(0x[\da-f]{0,16}|#(?=[a-f]{0,5}\d)(?=\d{0,5}[a-f])[\da-f]{6})(?!\w)"
+    r"|(?<![\w:.])(?=[\da-f:]{3,39}(?![\w:]))((?:[\da-f]{0,4}:){2,7}[\da-f]{0,4})(?!\w)",
+    re.IGNORECASE,
+)
 _SERIAL = re.compile(r"#(\d{1,12}(?:-\d{1,12}){1,4})(?![\w-])")
 _TAG = re.compile(r"(?<![\w&#/])#(\w{1,100})")
 _NAME = re.compile(r"(?<![\w@.])@(\w[\w.]{0,50}\w|\w)(?![@\w])")
@@ -438,24 +436,26 @@ def _url(found: re.Match[str]) -> str:
     return _read_link(link) + after
 
 
-def _hidden(found: re.Match[str]) -> str:
-    """Read the dot before the name of a hidden file, or in .NET."""
-    return " dot " if found.string[found.start() - 1 : found.start()].isalnum() else "dot "
+def _hex(found: re.Match[str]) -> str:
+    if found[2] and not (found[2].count(":") > 4 or ("::" in found[2] and re.search(r"\d", found[2]))):
+        return found.group()
+    said = (cardinal(int(each)) if each.isdecimal() else each.upper() for each in found.group())
+    return " ".join(_SIGNS.get(each, each) for each in said)
 
 
 def _tag(found: re.Match[str]) -> str:
     word = found[1]
-    if word.isdecimal():
+    if re.fullmatch(r"\d+|[A-Z]\d{3,}", word):
         return f"number {word}"
     return f"hashtag {' '.join(_CAMEL.findall(word)) or word}"
 
 
 def read_links(text: str) -> str:
     """Spell out URLs, e-mail addresses, file names, hashtags and account names."""
-    text = _OPTION.sub("dash dash ", text) if "--" in text else text
+    text = _OPTION.sub(lambda found: "dash " * len(found.group()), _HEX.sub(_hex, text))
     text = _PATH.sub(_url, text) if "/" in text or "\\" in text else text
     if "." in text or "://" in text or "localhost" in text:
-        text = _HIDDEN.sub(_hidden, text)
+        text = _HIDDEN.sub(lambda found: " " * text_before(found, 1).isalnum() + "dot ", text)
         text = _URL.sub(_url, text)
         text = _MAIL.sub(lambda found: _read_link(found.group()), text) if "@" in text else text
         text = _DOMAIN.sub(_url, text)
@@ -471,19 +471,19 @@ def read_links(text: str) -> str:
     return text
 
 
-_MIXED_CASE = re.compile(r"\b(?:JPE?G|MPE?G|PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS)('?s)?\b")
+_MIXED_CASE = re.compile(r"\b(?:JPE?G|MPE?G|PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS|pH|YoY|TL;DR)('?s)?\b")
 _MIXED_SAID = table(
     "JPEG=jay peg, JPG=jay peg, MPEG=em peg, MPG=M P G, PhD=P H D, iOS=i O S, BSc=B S C, MSc=M S C, IoT=I O T, "
-    "SaaS=sass, PaaS=pass, IaaS=I A A S, LaTeX=lah-tech"
+    "SaaS=sass, PaaS=pass, IaaS=I A A S, LaTeX=lah-tech, pH=P H, YoY=year over year, TL;DR=T L D R"
 )
+_BEGINS_SMALL = re.compile(r"(?<![\w'])([a-z])(?=[A-Z]{2,5}s?(?!\w))")  # mRNA
 _ENDS_SMALL = re.compile(r"(?<![\w'])[A-Z]{2,5}[a-rt-z](?!\w)")  # NVMe, PCIe
 _CONTRACTED = re.compile(r"(?<![\w'])([A-Z]{1,12})'(T|RE|VE|LL|D|M|S)(?!\w)")
 _CLUSTER = re.compile("QU|(?:(?!QU)[B-DF-HJ-NP-TV-XZ]|^Y)+(?:QU)?")
 _HARD_VOWELS = re.compile("^(?:[AIOU]{3}|AA|IA|IE|II|OE|UE|UI|UO|UU)|(?<!Q)[AEIOU]{4}|(?<!Q)UU|II(?!$)")
 _JOINED = re.compile(r"(?<![\w&])([A-Z]{1,4}(?:&[A-Z]{1,4}){1,3})(?![\w&])")
 _SMALL = frozenset(each.lower() for each in SPELT if len(each) > 2 and not re.search("[AEIOUY]|PST", each)) | {
-    "npm",
-    "php",
+    *words("npm php idk tbh imo imho omg fyi brb smh ngl afaik asap"),
 }
 _SMALL_INITIALISM = re.compile(rf"(?<![\w'./@-])(?:{'|'.join(sorted(_SMALL))})(?![\w'/@-]|\.\w)")  # html
 _LETTERS_OF = re.compile(  # two Bs, straight As
@@ -496,6 +496,7 @@ _NEXT = re.compile(r"[^\w.!?]{1,3}([A-Z]{2,20})\b")
 _BEFORE = re.compile(r"\b([A-Z]{2,20})[^\w.!?]{1,3}$")
 _CAPITAL_VOWEL = re.compile("[AEIOUY]")
 _DRAWN = re.compile(r"([A-Za-z])\1\1")
+_NEVER_DRAWN = re.compile("(?i:www|[clxv]{0,4}iii)")  # Roman numerals
 _WORD = re.compile(r"[A-Za-z]++")
 _REPEATED = re.compile(r"([A-Za-z])\1{2,}", re.IGNORECASE)
 _MAX_RUNS = 4
@@ -567,11 +568,6 @@ def _is_lettered(found: re.Match[str], before: str) -> bool:
     return not is_between
 
 
-def _ends_small(found: re.Match[str]) -> str:
-    unit = UNITS.get(found.group())
-    return plural(unit) if unit else " ".join(found.group())
-
-
 def _mixed_case(found: re.Match[str]) -> str:
     ending = found[1] or ""
     said = _MIXED_SAID[found.group().removesuffix(ending)]
@@ -589,7 +585,8 @@ def read_acronyms(text: str) -> str:
     """Spell out acronyms, and lower-case a word if its capitals are only emphasis."""
     text = _CONTRACTED.sub(_contracted, text) if "'" in text else text
     text = _MIXED_CASE.sub(_mixed_case, text)
-    text = _ENDS_SMALL.sub(_ends_small, text)
+    text = _BEGINS_SMALL.sub(r"\1 ", text)
+    text = _ENDS_SMALL.sub(lambda found: plural(UNITS[found[0]]) if found[0] in UNITS else " ".join(found[0]), text)
     text = _JOINED.sub(lambda found: " and ".join(" ".join(part) for part in found[1].split("&")), text)
     text = _SMALL_INITIALISM.sub(lambda found: " ".join(found.group().upper()), text)
     text = _LETTERS_OF.sub(
@@ -600,7 +597,7 @@ def read_acronyms(text: str) -> str:
 
 def _stretched(found: re.Match[str]) -> str:
     word = found.group()
-    if not _DRAWN.search(word):
+    if not _DRAWN.search(word) or _NEVER_DRAWN.fullmatch(word):
         return word
     runs = list(_REPEATED.finditer(word))
     for lengths in product((2, 1), repeat=min(_MAX_RUNS, len(runs))):
