@@ -88,6 +88,7 @@ He is no. 1 in the world.|Art. 5 sec. 3 of the law|"We left at 6 p.m." he said.
 We stayed in the U.S. (United States).|ca. 1900|Let us meet Sun. afternoon.
 Last Sat. I slept.|In Jan. I'll move.|During Oct. Mr. Lee left.|Was it J. K. Rowling?|We met J. Smith.
 School Dist. 5 voted.|Tel. +1 212 555 0147|A 2 bdrm. flat|2 blks. to the park
+J.D. Vance won.|Mr. M.A. Lee spoke.|The non-U.S. sales rose.|A 10-yr. Treasury note
 """
 
 

@@ -94,7 +94,7 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(words("jan feb mar apr jun jul aug sep sept oct nov dec"), "month"),
 }
 _FULL_NAME = re.compile(r"[A-Z][\w.-]{0,20} [A-Z][\w-]{1,20},? $")
-_MEASURED = re.compile(rf"(?:\d[\d.,/]*)?(?:{UNITS})")
+_MEASURED = re.compile(rf"(?:\d[\d.,/]*(?P<hyphen>-)?)?(?:{UNITS})")
 
 
 # Words that begin a clause, and words that belong to the next word. Other languages are cut at marks and spaces.
@@ -335,8 +335,9 @@ def _is_abbreviated(line: str, dot: int, following: str) -> bool:
 def _kind(word: str, before: str, line: str, start: int) -> Kind | None:
     """Return the kind of an abbreviation after the character `before`; None for other words."""
     low = word.lower()
-    if _MEASURED.fullmatch(low) and (before.isdecimal() or word[0].isdecimal()):
-        return "unit"
+    measured = _MEASURED.fullmatch(low)
+    if measured and (before.isdecimal() or word[0].isdecimal()):
+        return "part" if measured["hyphen"] else "unit"
     if low in _NEVER_LAST:
         return None
     kind = _KINDS.get(low)
@@ -346,7 +347,7 @@ def _kind(word: str, before: str, line: str, start: int) -> Kind | None:
         kind = "other"
     if kind in ("day", "month") and word.islower() and low in ("sat", "sun", "mar", "mon", "wed"):
         return None
-    if kind is None and _LETTERS.fullmatch(word) and not is_spelled(line, start):
+    if kind is None and _LETTERS.fullmatch(word.rpartition("-")[2]) and not is_spelled(line, start):
         return "letters"
     return kind
 

@@ -122,7 +122,7 @@ _MONTH = re.compile(
 )
 _NUMBERED = re.compile(
     rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?"
-    r"(?=\d|(?<=eq\. )\(|[A-Z]{1,4}-?\d|[IVX]{2,6}\b|[VX]\b)|№\s?(?=\d)",
+    r"(?=[~≈]?\d|(?<=eq\. )\(|[A-Z]{1,4}-?\d|[IVX]{2,6}\b|[VX]\b)|№\s?(?=\d)",
     re.IGNORECASE,
 )
 _LOWER = re.compile(r"(?<![\w.'-])(?<!\d )(min|max)\.(?!\w)")
@@ -179,7 +179,7 @@ _UNDOTTED = re.compile(
     r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc|bdrms?|blks?|hrs|mins|"
     r"(?:[Gg]ov|[Ii]nt|[Nn]at|[Dd]ep|[Aa]ss|[Cc]ont)'[tlnd])(?![\w./])"
 )
-_LETTERS = re.compile(r"(?:(?<![\w.'-])|(?<=\b[A-Z]-))((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
+_LETTERS = re.compile(r"(?:(?<![\w.'-])|(?<=[A-Za-z]-))((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
 DIRECTIONS = table("N=North, S=South, E=East, W=West, NE=Northeast, NW=Northwest, SE=Southeast, SW=Southwest")
 _COMPASS_OF = re.compile(r"(?<=[a-z] )([NS][EW]?|[EW])(?= of (?:[A-Z]|the\b))")  # 35 km SE of Tokyo

@@ -114,7 +114,7 @@ _RATE = re.compile(
 )
 _COUNT_RATE = re.compile(
     r"(?:(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year|person|user|team|game|page|request)"
-    r"|(?<=\w)(?<!day|ght|ate|ime)(?<!hour|week|year)(?<!month)/(hour|day|week|month|year|capita))(?![\w/\\]|\.\w)"
+    r"|(?<=\w)(?<!day|ght|ate|ime)(?<!hour|week|year)(?<!month)/(hour|day|week|month|year|capita)|(?<=\d)/(min|hr))(?![\w/\\]|\.\w)"
 )
 _AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")
 _ONE_UNIT = re.compile(
@@ -186,7 +186,7 @@ def read_bare_units(text: str) -> str:
     """Spell out rates and areas without a number: km/h, W/m², tokens/s, km²."""
     if "/" in text:
         text = _RATE.sub(lambda found: f"{plural(_unit(found[1]))} per {_unit(found[2])}", text)
-        text = _COUNT_RATE.sub(lambda found: f" per {_unit(found[1] or found[2])}", text)
+        text = _COUNT_RATE.sub(lambda found: f" per {_unit(found[found.lastindex or 1])}", text)
     text = _ONE_UNIT.sub(_one_unit, text)
     return _AREA.sub(lambda found: plural(UNITS[found.group()]), text)
 

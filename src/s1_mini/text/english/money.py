@@ -43,7 +43,7 @@ _MINUS = r"(?<![\w)\]%°.-])(?:((?<!\w )-|-(?=\S)|[+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
 _PER = (
     r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min|gallon|gal|liter|"
-    r"share|head|seat|barrel|bbl|ton|m²|sq ft|litre|mile|mi|oz|yard|yd|dozen|GB)\b(?:\.(?= [a-z]))?)?"
+    r"share|head|seat|barrel|bbl|ton|m²|sq ft|litre|mile|mi|oz|yard|yd|dozen|GB)\b(?:\.(?= [a-z]|[;,)]))?)?"
 )
 _PER_NAMES = table(
     "mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute, gal=gallon, mi=mile, oz=ounce, "
@@ -72,7 +72,7 @@ _RAND = re.compile(r"(?<![\w.,$])R ?(\d{1,3}(?:[, ]\d{3})++(?!\d)|\d[\d.]{0,8}+(
 _PRICED = re.compile(
     r" (?:acquisition|bailout|bid|bill|bond|bonus|budget|coin|contract|deal|deficit|donation|fee|fine|fund|grant|home|"
     r"house|investment|lawsuit|loan|mansion|merger|note|offer|package|plan|prize|program|project|ransom|scheme|settlement|"
-    r"stake|surplus|takeover|ticket|tip|voucher)s?\b"
+    r"stake|surplus|takeover|ticket|tip|voucher)s?\b|-[a-z]"
 )
 _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
 

@@ -132,7 +132,7 @@ _NUMBERED = (
     "Stage|Round|Vol|Figure|Table|Division|Group|Schedule|Unit|Step|Canto|Psalm|Sonata|Symphony|Mark|Apollo|Olympiad"
 )
 _RULER = re.compile(rf"\b((?:{_RULERS})) ([IVX]{{1,6}})\b(?!'(?!s\b)|\.\w)")
-_PART = re.compile(rf"\b((?:{_NUMBERED})s?) ([IVXLC]{{1,9}})\b(?!'\w|\.[A-Za-z])", re.IGNORECASE)
+_PART = re.compile(rf"\b((?:{_NUMBERED})s?) ([IVXLC]{{1,9}})([AB]?)\b(?!'\w|\.[A-Za-z]| [B-HJ-Z]\b)", re.IGNORECASE)
 _PERSON = re.compile(r" (?:am|was|have|had|think|will|would|do|did|see)\b")
 _CENTURY = re.compile(r"\b([IVX]{1,6})(?:th|st)?(?=[- ][Cc]entur)|(?<=\b[Tt]he )([IVX]{2,6})(?:th|st)?\b(?! [a-z])")
 _AFTER_NAME = re.compile(r"(?<=[a-z] )([IVX]{2,6})\b(?!['.]\w)")
@@ -159,10 +159,13 @@ def _ruler(found: re.Match[str]) -> str:
 
 
 def _part(found: re.Match[str]) -> str:
-    value = _value(found[2].upper() if found[2].islower() and len(found[2]) > 1 else found[2])
-    if value is None or (found[1][0].islower() and found[2] in "IC"):  # the part I liked
+    numeral, letter = found[2], found[3]
+    if numeral.endswith("IIC"):  # stage IIC
+        numeral, letter = numeral[:-1], "C"
+    value = _value(numeral.upper() if numeral.islower() and len(numeral) > 1 else numeral)
+    if value is None or letter.islower() or (found[1][0].islower() and numeral in "IC"):  # the part I liked
         return found.group()
-    return f"{found[1]} {cardinal(value)}"
+    return f"{found[1]} {cardinal(value)} {letter}".rstrip()
 
 
 def _spell(found: re.Match[str], numeral: str, say: Callable[[int], str]) -> str:
@@ -185,7 +188,7 @@ def read_roman(text: str) -> str:
     """Spell out letters that are certainly Roman numerals."""
     text = re.sub(r"\bWW(?=I{1,2}\b|[12]\b)", "World War ", text)
     text = _SMALL.sub(lambda found: _spell(found, found.group().upper(), cardinal), text)
-    if not re.search(r"\b(?:[IVXLCM]+|[ivx]{2,5})\b", text):
+    if not re.search(r"\b(?:[IVXLCM]+[AB]?|[ivx]{2,5})\b", text):
         return text
     text = _SPAN.sub(_span, text)
     text = _PART.sub(_part, _RULER.sub(_ruler, text))

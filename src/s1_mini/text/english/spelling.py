@@ -148,7 +148,7 @@ _WORDS_DIALLED = re.compile(
 )
 _DIALLED = re.compile(
     r"\b((?:call|dial|ring|phone|telephone|tel|text|fax|mobile|cell|whatsapp|hotline|helpline|code|pin|zip|extension|password|"
-    r"ends?|ending)\.?(?: us| me| him| her| them| now)?(?: is| on| in| at| number)?:?) "
+    r"ends?|ending)\.?(?: us| me| him| her| them| now| (?-i:[A-Z]{2,12}) to)?(?: is| on| in| at| number)?:?) "
     r"(\d{2,8}(?:[ -]\d{2,5}){2,4}|\d{5} \d{5,6}|\d{3} \d{3}|\d{3,12})\b"
     r"(?![.,]\d|-\d| (?:people|customers|clients|others|more|times)\b)",
     re.IGNORECASE,
