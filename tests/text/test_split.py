@@ -156,6 +156,10 @@ def test_words_without_marks_are_cut_before_conjunctions_and_relative_pronouns(t
             "at eight thousand two hundred eighty-one point two two with a gain of half a percent",
         ],
         [
+            "Bake it at three hundred fifty degrees Fahrenheit",
+            "(one hundred seventy-five degrees Celsius) for at least twenty minutes.",
+        ],
+        [
             "a seven point one magnitude quake hit thirty-five kilometers",
             "southeast of Tokyo at nine forty-two local time",
         ],

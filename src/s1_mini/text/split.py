@@ -390,7 +390,8 @@ def _places(sentence: str, limit: int) -> dict[int, float]:
         else:
             num_numbers = sum(each.partition("-")[0] in _COUNTING for each in (before, after))
             usual = BEFORE_BINDING if _BINDING.fullmatch(after) else BETWEEN_WORDS
-            places[place] = JOINED if _JOINING.fullmatch(after) else usual + num_numbers * TEARING
+            may_join = sentence.startswith("(", place) or _JOINING.fullmatch(after)
+            places[place] = JOINED if may_join else usual + num_numbers * TEARING
         start = place
     for mark in _CLAUSE_END.finditer(sentence, 0, limit + 1):  # includes the space after a mark
         if mark.end("mark") <= limit and not would_tear(sentence, mark.end()):

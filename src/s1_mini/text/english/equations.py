@@ -114,7 +114,7 @@ _RATE = re.compile(
 )
 _COUNT_RATE = re.compile(
     r"(?:(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year|person|user|team|game|page|request)"
-    r"|(?<=\w)(?<!day|ght|ate|ime)(?<!hour|week|year)(?<!month)/(hour|day|week|month|year|capita)|(?<=\d)/(min|hr))(?![\w/\\]|\.\w)"
+    r"|(?<=\w)(?<!day|ght|ate|ime)(?<!hour|week|year)(?<!month)/(hour|day|week|month|year|capita)|(?<=\d)/(min|hr)|(?<=req|tok|img)/(s|sec))(?![\w/\\]|\.\w)"
 )
 _AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")
 _ONE_UNIT = re.compile(

@@ -68,7 +68,9 @@ _MEASURE = re.compile(
     rf"(?!/\w)(\.(?!\w|\.))?"
 )
 _TIME = "hour|day|week|month|year|person|dose"
-_RATE = re.compile(rf"(?<![\w.,/:])({NUMBER})\s?({UNIT})/({UNIT}|{_TIME})(?:/(h|hr|{_TIME}))?(?![\w²³^])")
+_RATE = re.compile(
+    rf"{_PLUS_MINUS}(?<![\w.,/:])(?:({NUMBER}){TO})?({NUMBER})\s?({UNIT})/({UNIT}|{_TIME})(?:/(h|hr|{_TIME}))?(?![\w²³^])"
+)
 _PER_NUMBER = re.compile(  # 30 mg/5 mL, 4 doses/24 h
     r"(?<=[\d ])([mkµ]?g|[mcd]?[Ll]|mmol|m?IU|k?cal|k?Wh|[a-z]{2,20}s)"
     rf"/(?={NUMBER}\s?(?:h|hrs?|hours|days|min|km|[md]?L|ml|k?g|m²)(?!\w))"
@@ -322,11 +324,11 @@ def _is_length(found: re.Match[str]) -> bool:
 
 
 def _rate(found: re.Match[str]) -> str:
-    name = UNITS[found[2]]
-    per = UNITS.get(found[3], found[3])
-    number = found[1] if _is_exponent(found, 1) else written(found[1])
-    per += f" per {UNITS.get(found[4], found[4])}" if found[4] else ""  # mg/kg/day
-    return f"{number} {name if found[1] == '1' else plural(name)} per {per}"
+    sign, first, last, unit, per, other = found.groups()
+    number = last if _is_exponent(found, 3) else f"{written(first)} to {written(last)}" if first else written(last)
+    name = UNITS[unit] if number == "one" else plural(UNITS[unit])
+    others = f" per {UNITS.get(other, other)}" if other else ""  # mg/kg/day
+    return f"{APPROXIMATE.get(sign, '')}{number} {name} per {UNITS.get(per, per)}{others}"
 
 
 def _percent(found: re.Match[str]) -> str:
