@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("wyoming")
@@ -17,6 +18,7 @@ from wyoming.info import Describe
 from wyoming.tts import Synthesize
 
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.audio.container import encode
 from tests.server.conftest import Clock, Door, serving
 from waiting import wait_until
 
@@ -46,6 +48,23 @@ def test_an_idle_engine_is_unloaded_and_the_next_requests_load_it_once(tiny: Pat
             answers = [threads.submit(client.post, "/v1/tts", json=BODY) for _ in range(4)]
         assert [answer.result().content for answer in answers] == [first] * 4
         assert client.get("/health").json()["server"]["unloaded"] is False
+
+
+def test_an_engine_whose_added_voices_would_be_lost_stays_loaded(
+    tiny: Path, tone: np.ndarray, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ProductionTTSEngine(EngineConfig(checkpoint_path=tiny, device="cpu", max_batch_size=1))
+    with serving(engine, unload_after_s=600) as door, door.client() as client:
+        recording = {"audio": encode(tone, 44_100, "wav")}
+        assert client.post("/v1/voices", data={"name": "robin", "text": "Ah."}, files=recording).status_code == 201
+        idle(door, clock, 601)
+        wait_until(lambda: "added voices would be lost" in caplog.text)
+
+        assert client.get("/v1/voices/robin").status_code == 200
+        assert engine.state().is_ready
+        assert client.delete("/v1/voices/robin").status_code == 204
+        idle(door, clock, 601)
+        wait_until(lambda: engine.state().status == "stopped")
 
 
 def test_a_list_of_voices_loads_an_unloaded_engine(tiny: Path, clock: Clock) -> None:

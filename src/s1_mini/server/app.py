@@ -245,6 +245,7 @@ async def _start_and_watch(state: ServerState, *, is_ours: bool) -> None:
             fields = {"event": "loading", "checkpoint": "the built-in voice" if path is None else str(path)}
             logger.info("loading", extra={"fields": fields})
             await asyncio.get_running_loop().run_in_executor(state.lifecycle, engine.start)
+        names = engine.voice_names()
     except S1MiniError as error:
         fields = {"event": "start_failed", "code": error.code, "reason": str(error)}
         logger.error("engine could not be started", extra={"fields": fields})  # noqa: TRY400 - the message suffices
@@ -254,11 +255,18 @@ async def _start_and_watch(state: ServerState, *, is_ours: bool) -> None:
         logger.exception("engine could not be started")
         gate.failure = error
         return
+    has_warned = False
     while gate.is_draining or gate.is_unloaded or engine.state().is_ready:
         await asyncio.sleep(WATCH_S)
-        if 0 < state.settings.unload_after_s < gate.idle_s and gate.refusal() is None and not gate.is_unloaded:
-            logger.info("unloading", extra={"fields": {"event": "unloading", "idle_s": round(gate.idle_s)}})
-            await gate.unload(state.lifecycle)
+        if not 0 < state.settings.unload_after_s < gate.idle_s or gate.refusal() is not None or gate.is_unloaded:
+            continue
+        if engine.config.voices_path is None and engine.voice_names() != names:
+            if not has_warned:
+                logger.warning("not unloading, because added voices would be lost; set S1_MINI_VOICES_PATH to a folder")
+            has_warned = True
+            continue
+        logger.info("unloading", extra={"fields": {"event": "unloading", "idle_s": round(gate.idle_s)}})
+        await gate.unload(state.lifecycle)
     gate.failure = EngineDied()
     logger.error("engine died", extra={"fields": {"event": "engine_died"}})
 

@@ -83,7 +83,8 @@ class ServerSettings(Settings):
     unload_after_s: float = Field(
         0.0,
         ge=0,
-        description="seconds without requests after which the engine is unloaded until the next request; 0: never",
+        description="seconds without requests after which the engine is unloaded until the next request; 0: never; "
+        "without S1_MINI_VOICES_PATH, an engine with added voices stays loaded",
     )
 
     # Limits on the size and duration of client input.
