@@ -72,7 +72,7 @@ def read_all(plug: socket.socket) -> bytes:
 def listening(app: FastAPI, engine: ProductionTTSEngine, *, waits: bool = True) -> Iterator[Door]:
     """Serve an application of `engine` until the block ends; by default, wait until it accepts requests."""
     config = make_config(app)
-    config.ws_ping_interval = None  # a test that moves the clock would time out a pong in transit
+    config.ws_ping_interval = None  # pings would come between the frames that tests read
     server = uvicorn.Server(config)
     loops: list[asyncio.AbstractEventLoop] = []
 

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -437,6 +438,24 @@ def test_a_flood_of_binary_messages_ends_the_websocket(door: Door, monkeypatch: 
             read_all(plug)  # until it is closed
 
     assert len(handled) < 5_000
+
+
+def test_a_websocket_whose_client_has_not_read_its_pings_yet_stays_open(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = SocketWire.connection_made
+
+    def ping_at_once(wire: SocketWire, transport: Any) -> None:
+        wire.ping_interval, wire.ping_timeout = 0.01, wire.ping_timeout and 0.01
+        plain(wire, transport)
+
+    monkeypatch.setattr(SocketWire, "connection_made", ping_at_once)
+    received = b""
+    with websocket(door) as plug:
+        while received.count(b"\x89\x04") < 3 and (piece := plug.recv(65_536)):
+            received += piece
+
+    assert received.count(b"\x89\x04") >= 3
 
 
 def test_an_unfinished_message_in_tiny_pieces_is_one_buffer(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
