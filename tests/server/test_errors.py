@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import encodings
 import io
+import json
 import logging
 import zlib
 
@@ -12,11 +13,14 @@ import httpx2
 import numpy as np
 import pytest
 import soundfile
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from s1_mini import exceptions
 from s1_mini.exceptions import S1MiniError
 from s1_mini.runtime.running import EngineRuntime
 from s1_mini.server import errors
+from tests.server.conftest import Door
 from waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
@@ -256,3 +260,26 @@ def test_unknown_charsets_of_forms_leave_nothing_in_memory(http: httpx2.Client) 
         http.post("/v1/tts", content=b"--x--\r\n", headers={"Content-Type": kind})
 
     assert len(encodings._cache) == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", ["/v1/speek", "/v1/tts", "/ping"])
+def test_a_websocket_with_a_wrong_path_is_refused_with_the_reason(door: Door, path: str) -> None:
+    with pytest.raises(InvalidStatus) as refused, connect(f"ws://127.0.0.1:{door.port}{path}", proxy=None):
+        pass
+
+    answer = refused.value.response
+    assert answer.status_code == 404
+    error = json.loads(answer.body or b"")["error"]
+    assert (error["code"], error["request_id"]) == ("not_found", answer.headers["X-Request-Id"])
+    assert f"no WebSocket has the path '{path}'" in error["message"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", ["/v1/speak", "/v1/text-to-speech/julia/stream-input"])
+def test_a_request_to_the_path_of_a_websocket_is_told_what_is_missing(
+    http: httpx2.Client, method: str, path: str
+) -> None:
+    answer = http.request(method, path)
+
+    assert error_of(answer)[:2] == (404, "not_found")
+    assert "is a WebSocket" in answer.json()["error"]["message"]

@@ -40,6 +40,7 @@ from s1_mini.server.consents import Consents
 from s1_mini.server.errors import (
     BodyError,
     ClientGoneError,
+    NotFoundError,
     detail_kind,
     error_response,
     from_validation,
@@ -278,6 +279,9 @@ def _translate_http(request: Request, error: Exception) -> Response:
         raise BodyError(str(error.detail))
     if error.status_code not in (404, 405):
         raise error
+    if any(each.matches({**request.scope, "type": "websocket"})[0] is Match.FULL for each in request.app.routes):
+        reason = "is a WebSocket, but the request is not a handshake; does a proxy remove the header Upgrade?"
+        raise NotFoundError(f"{request.url.path[:100]!r} {reason}")
     allowed = _allowed_methods(request) if error.status_code == 405 else ""
     raise misaddressed(request.method, request.url.path, allowed)
 
@@ -320,7 +324,7 @@ class AccessLogMiddleware:
                 named = {KEY_NAME: record.key} if record.key else {}
                 MutableHeaders(scope=message).update({"X-Request-Id": record.id} | named)
             elif message["type"] == "websocket.close" and not record.status:
-                record.status = 403
+                raise NotFoundError(f"no WebSocket has the path {record.path[:100]!r}")
             await send(message)
 
         try:
