@@ -265,7 +265,7 @@ _JET = re.compile(
 )
 _NINE_ELEVEN = re.compile(r"(\b(?:his|her|my|your|their|classic|vintage) )911(?![\w.,-]*\d)", re.IGNORECASE)
 _EMERGENCY = re.compile(
-    r"(\b(?:call\w{0,3}|dial\w{0,4}|phon\w{1,3}|rang|ring|or(?= 911(?! \w))) )911(?![\w.,-]*\d)|(?<![\w.,$/-])911"
+    r"(\b(?:call\w{0,3}|dial\w{0,4}|phon\w{1,3}|rang|ring|(?<!\d )or(?= 911(?! \w))) )911(?![\w.,-]*\d)|(?<![\w.,$/-])911"
     r"(?=[ -](?:calls?|callers?|operators?|dispatch\w{0,4}|cent(?:er|re)s?|emergency|services?|tapes?|recordings?)\b)",
     re.IGNORECASE,
 )
@@ -383,7 +383,7 @@ _HIDDEN = re.compile(r"(?<![^\s(\"'`])\.(?=[a-z][\w-]{2}|NET\b)|(?<=\bASP)\.(?=N
 _PATH = re.compile(
     r"(?<![^\s(\"'])(?:(?:~|\.{1,2}|[A-Z]:)(?:[/\\][\w.+-]{1,80}){1,20}|(?:[/\\][\w.+-]{1,80}){2,20})[/\\]?"
 )
-_OPTION = re.compile(r"(?<!\S)--(?=[a-z]{2})|(?<=[a-z,] )-(?=[A-Za-z](?![\w'-]))")
+_OPTION = re.compile(r"(?<!\S)--(?=[a-z]{2})|(?<=[a-z,:] )-(?=[A-HJ-Za-z](?![\w'-]))")
 # 0x7f, #ff5733, 2001:db8::1, 00:1a:2b:3c:4d:5e
 _HEX = re.compile(
     r"(?<![\w#&])(0x[\da-f]{0,16}|#(?=[a-f]{0,5}\d)(?=\d{0,5}[a-f])[\da-f]{6})(?!\w)"
