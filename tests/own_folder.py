@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+RAY_GAVE_UP = "The current node timed out during startup"  # after 30 s, which a busy machine exceeds; then start again
 
 
 def path_with(module: str, folder: Path, *requirements: str) -> str:

@@ -17,9 +17,9 @@ import httpx2
 import numpy as np
 import pytest
 
-from own_folder import path_with
+from own_folder import RAY_GAVE_UP, path_with
 from s1_mini import EngineConfig, ProductionTTSEngine
-from waiting import EVENTUALLY_S
+from waiting import EVENTUALLY_S, wait_until
 
 SETTINGS = {"device": "cpu", "chunk_length": 50}
 TEXTS = [f"Number {i} is said here, and then more of it. " * 4 for i in range(4)]
@@ -79,14 +79,6 @@ class Served:
                 return
         raise AssertionError(f"no replica of {stage}")
 
-    def wait_for(self, path: str) -> None:
-        """Wait until a path returns a success status."""
-        ends = time.monotonic() + EVENTUALLY_S
-        while self.get(path) != 200:
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < ends, self.log.read_text()
-            time.sleep(0.2)
-
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -106,15 +98,24 @@ def served(cascade: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     url = f"http://127.0.0.1:{port}"
     variables = {"PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "PORT_OF_TEST": url}
     command = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()", "run", str(folder / "serve.yaml")]
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | variables)
+
+    def begin() -> subprocess.Popen[bytes]:
+        with log.open("wb") as file:
+            return subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | variables)
+
+    served = Served(url, begin(), log)
     try:
-        served = Served(url, process, log)
-        served.wait_for("/ping")
+        for may_give_up in (True, True, True, True, False):
+            wait_until(lambda: served.get("/ping") == 200 or served.process.poll() is not None, log=log)
+            if served.process.poll() is None:
+                break
+            assert may_give_up, log.read_text()
+            assert RAY_GAVE_UP in log.read_text(), log.read_text()
+            served.process = begin()
         yield served
     finally:
-        process.terminate()
-        process.wait(EVENTUALLY_S)
+        served.process.terminate()
+        served.process.wait(EVENTUALLY_S)
 
 
 @pytest.fixture(scope="module")

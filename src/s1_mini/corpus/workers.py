@@ -297,8 +297,9 @@ def work_on_ray(
     own = {} if address else {"include_dashboard": False}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", **own)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise CorpusError(f"no Ray cluster answers at RAY_ADDRESS={address!r}: {error}") from None
+    except Exception as error:  # of no class of its own if Ray's processes do not start within 30 s
+        place = f"answers at RAY_ADDRESS={address!r}" if address else "could be started on this machine"
+        raise CorpusError(f"no Ray cluster {place}: {error}") from None
     try:
         count, needs = actors_for(ray.cluster_resources(), job.config.device, num_actors)
         restarts = {"max_restarts": RESTARTS, "max_task_retries": RETRIES}
