@@ -30,7 +30,9 @@ BEFORE_S, AFTER_S = 0.2, 0.3  # silence that the aligner needs
 FRAME_S = 0.01  # its frames
 VOICES = 3
 EVERY = 8  # of the sentences, every eighth is spoken
-BOUNDS_S = (0.025, 0.08)  # median and 95th percentile of the absolute difference
+# Median and 95th percentile of the absolute difference of starts and ends. Pocketsphinx often gives a short silence, as
+# before a vowel, to the word before it; we do not.
+BOUNDS_S = ((0.025, 0.08), (0.025, 0.125))
 
 
 @pytest.fixture(scope="module")

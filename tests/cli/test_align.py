@@ -190,7 +190,7 @@ def test_the_built_in_voice_has_the_head_that_its_config_names() -> None:
     assert candidates[3].measures.faults
     assert found.head.shift_ms == pytest.approx(named["shift_ms"], abs=10)
     assert found.head.pause_shift_ms == pytest.approx(named["pause_shift_ms"], abs=30)
-    assert found.head.end_shift_ms == pytest.approx(named["end_shift_ms"], abs=30)
+    assert found.head.end_shift_ms == pytest.approx(named["end_shift_ms"], abs=50)  # of eight ends from 60 to 340 ms
 
 
 @pytest.mark.parametrize("family", ["s1", "mel"])
