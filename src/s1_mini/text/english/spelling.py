@@ -266,7 +266,8 @@ _JET = re.compile(
 _NINE_ELEVEN = re.compile(r"(\b(?:his|her|my|your|their|classic|vintage) )911(?![\w.,-]*\d)", re.IGNORECASE)
 _EMERGENCY = re.compile(
     r"(\b(?:call\w{0,3}|dial\w{0,4}|phon\w{1,3}|rang|ring|(?<!\d )or(?= 911(?! \w))) )911(?![\w.,-]*\d)"
-    r"|(?<![\w.,$/-])911(?=[ -](?:calls?|callers?|operators?|dispatch\w{0,4}|cent(?:er|re)s?|emergency|services?|tapes?|recordings?)\b)",
+    r"|(?<![\w.,$/-])911(?=[ -](?:calls?|callers?|operators?|dispatch\w{0,4}|cent(?:er|re)s?|emergency|services?|"
+    r"tapes?|recordings?)\b)",
     re.IGNORECASE,
 )
 _MANY = re.compile(r"(?<![\w.,$£€/-])(10|100|1,?000)s(?= of\b)")
