@@ -10,8 +10,11 @@ import httpx2
 import pytest
 from jsonschema import Draft202012Validator
 
+from door_room import Door
 from s1_mini import EngineConfig, ProductionTTSEngine
+from s1_mini.server import routes, routes_public
 from s1_mini.server.app import create_app
+from s1_mini.server.protocols import openai, websocket
 from s1_mini.server.settings import ServerSettings
 
 JSON, FORM = "application/json", "multipart/form-data"
@@ -169,6 +172,11 @@ def test_json_may_begin_with_a_byte_order_mark_and_another_encoding_is_named(
         refused = post(encoding)
         assert refused.status_code == 400
         assert f"the body is {encoding[:6].upper()}; send JSON as UTF-8" in refused.json()["error"]["message"]
+
+
+def test_routes_are_built_when_they_are_imported_and_not_during_the_first_request(door: Door) -> None:
+    for router in (*routes.routers, *routes_public.routers, openai.router, websocket.router):
+        assert all(any(route is each for each in door.app.routes) for route in router.routes)
 
 
 def test_every_schema_is_valid_json_schema(told: dict[str, Any]) -> None:

@@ -49,12 +49,12 @@ def make_container_app(
     hosted = HostedModels(container, engine)
     state = ContainerState(**vars(server), sessions=known, hosted=hosted, streams=streams)
     app.state = state  # type: ignore[assignment]
-    app.include_router(invocations.router)
+    app.router.routes += invocations.router.routes
     app.add_api_route("/invocations", invocations.invoke, **invocations.ROUTE)
-    app.include_router(models.router)
+    app.router.routes += models.router.routes
     if endpoint is not None:
         state.endpoint = LocalEndpoint(endpoint, app, container, store)
-        app.include_router(local_endpoint.router)
+        app.router.routes += local_endpoint.router.routes
     live = app.router.lifespan_context
 
     @asynccontextmanager

@@ -142,7 +142,7 @@ def create_app(
     sockets = (websocket.router, deepgram.router, deepgram_turns.router)
     https = (*polly.routers, *routes.routers, openai.router, elevenlabs.router, kokoro.router)
     for router in (*https, *routes_public.routers, *sockets):
-        app.include_router(router)
+        app.router.routes += router.routes  # `include_router` would build them again during the first request
     # SageMaker's paths are routes of the application itself, so that AWS's container standards can replace them.
     app.add_api_route("/ping", routes_public.ping, **routes_public.PING)
     app.add_exception_handler(HTTPException, _translate_http)
