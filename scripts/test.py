@@ -1,4 +1,4 @@
-"""Check everything: set up `.venv`, run lint, layout, types and imports in parallel, then the tests, as CI does.
+"""Check everything: set up `.venv`, run lint, layout, types, imports and the tests side by side, as CI does.
 
 Example: python scripts/test.py -k scheduler
 
@@ -18,8 +18,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 import environment
 
@@ -44,6 +45,10 @@ with contextlib.suppress(Exception):
     with ProductionTTSEngine(EngineConfig(device="cpu", compile="true")):
         pass
 """
+if sys.platform == "win32":
+    LOWER_PRIORITY = None
+else:
+    LOWER_PRIORITY = partial(os.nice, 5)
 MIN_NODE = 22
 
 
@@ -64,7 +69,7 @@ def main(arguments: "list[str]") -> int:
     else:
         is_new = not (ROOT / "tests" / "__pycache__").exists()
         wanted = checks(environment.ensure(ROOT, ["test"]), marks, pytest_arguments, is_new=is_new)
-    results = [*run_beside(wanted[:-1]), run_check(*wanted[-1])]
+    results = run_all(wanted)
     print(summary(results), flush=True)
     return 0 if all(result.passed for result in results) else 1
 
@@ -93,7 +98,7 @@ def checks(
 ) -> "list[tuple[str, list[str]]]":
     """Return name and command of each check; pytest is last.
 
-    `is_new`: this checkout has no bytecode yet, so compile the imports of the tests in parallel with the first checks.
+    `is_new`: this checkout has no bytecode yet, so compile the imports of the tests before they begin.
     """
     run = [str(python), "-m"]
     return [
@@ -129,33 +134,41 @@ def require_node(version: str) -> None:
         )
 
 
-def run_beside(wanted: "Sequence[tuple[str, list[str]]]") -> "list[Result]":
-    """Run single-core checks in parallel; print the output of each when it has ended."""
+def run_all(wanted: "Sequence[tuple[str, list[str]]]") -> "list[Result]":
+    """Run the checks side by side, and print the output of each when it has ended, but that of pytest as it comes.
+
+    pytest is the last one and begins when `bytecode` has ended; mypy may then still run, with a lower priority.
+    """
     start, waiting, results = time.monotonic(), {}, {}
+    outputs: dict[str, IO[bytes]] = {}
     env = environment.child_env(os.environ, is_terminal=False)
+    *others, (last, command) = wanted
     with ExitStack() as stack:
-        for name, command in wanted:
-            output = stack.enter_context(tempfile.TemporaryFile())
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=str(ROOT), env=env)
-            waiting[name] = process, output
+
+        def begin(command: "Sequence[str]", **options: Any) -> "subprocess.Popen[bytes]":
+            process = subprocess.Popen(command, cwd=str(ROOT), **options)
             stack.callback(process.wait)
             stack.callback(process.kill)  # does nothing if the process has ended
-        while waiting:
+            return process
+
+        for name, other in others:
+            outputs[name] = stack.enter_context(tempfile.TemporaryFile())
+            yields = None if name == "bytecode" else LOWER_PRIORITY
+            process = begin(other, stdout=outputs[name], stderr=subprocess.STDOUT, env=env, preexec_fn=yields)
+            waiting[name] = process, start
+        while waiting or last not in results:
+            if last not in waiting and last not in results and "bytecode" not in waiting:
+                print(f"\n--- {last}", flush=True)
+                process = begin(command, env=environment.child_env(os.environ, sys.stdout.isatty()))
+                waiting[last] = process, time.monotonic()
             for name in [name for name, (process, _) in waiting.items() if process.poll() is not None]:
-                process, output = waiting.pop(name)
-                results[name] = Result(name, time.monotonic() - start, process.returncode == 0)
-                output.seek(0)
-                print(f"\n--- {name}\n{output.read().decode('utf-8', 'replace')}", end="", flush=True)
+                process, begun = waiting.pop(name)
+                results[name] = Result(name, time.monotonic() - begun, process.returncode == 0)
+                if name in outputs:
+                    outputs[name].seek(0)
+                    print(f"\n--- {name}\n{outputs[name].read().decode('utf-8', 'replace')}", end="", flush=True)
             time.sleep(0.05)
     return [results[name] for name, _ in wanted]
-
-
-def run_check(name: str, command: "Sequence[str]") -> Result:
-    """Run one check with its output shown."""
-    print(f"\n--- {name}", flush=True)
-    start = time.monotonic()
-    code = subprocess.call(command, cwd=str(ROOT), env=environment.child_env(os.environ, sys.stdout.isatty()))
-    return Result(name, time.monotonic() - start, code == 0)
 
 
 def summary(results: "Sequence[Result]") -> str:

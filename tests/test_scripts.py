@@ -263,11 +263,35 @@ def test_pytest_runs_last_and_runs_gpu_tests_only_on_request(check):
         assert checks[-1][1] == ["python", "-m", "pytest", "-m", marker, *together, "-k", "scheduler"]
 
 
+def test_pytest_waits_for_the_bytecode_and_for_no_other_check(check, tmp_path, capfd):
+    made, began = tmp_path / "made", tmp_path / "began"
+    programs = {
+        "mypy": f"import os, time\nwhile not os.path.exists({str(began)!r}): time.sleep(0.01)\nprint('types')\nexit(1)",
+        "bytecode": f"open({str(made)!r}, 'w').close()",
+        "pytest": f"open({str(made)!r}).close(); open({str(began)!r}, 'w').close(); print('tests')",
+    }
+
+    results = check.run_all([(name, [sys.executable, "-c", program]) for name, program in programs.items()])
+
+    assert [(result.name, result.passed) for result in results] == [
+        ("mypy", False),
+        ("bytecode", True),
+        ("pytest", True),
+    ]
+    output = capfd.readouterr().out
+    assert "--- mypy\ntypes\n" in output
+    assert "tests\n" in output.partition("--- pytest\n")[2]
+
+
 def test_infra_is_one_command_in_a_separate_environment(check, monkeypatch):
     made, ran = [], []
     monkeypatch.setattr(check, "node_version", lambda: "v22.20.2\n")
     monkeypatch.setattr(check.environment, "ensure", lambda _, recipe: made.append(recipe) or Path("python"))
-    monkeypatch.setattr(check, "run_check", lambda name, command: ran.append(command) or check.Result(name, 1.0, True))
+    monkeypatch.setattr(
+        check,
+        "run_all",
+        lambda wanted: [ran.append(command) or check.Result(name, 1.0, True) for name, command in wanted],
+    )
 
     assert check.main(["--infra", "-x"]) == 0
 
