@@ -114,7 +114,7 @@ def test_commands_run_in_order(
         assert (desk / "compact" / "codec.safetensors").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_of_an_endpoint_run_in_order(
     desk: Path, tiny: Path, account: None, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

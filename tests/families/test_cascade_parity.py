@@ -78,7 +78,7 @@ def test_coarse_windows_are_those_of_transformers(
     assert num_semantic < 60 or (runs[0][0][:, 1] >= 1024).any()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first_length", [61])
 def test_each_piece_of_a_text_has_the_coarse_codes_of_transformers(
     bark: Reference, loaded_cascade: LoadedCascade, first_length: int

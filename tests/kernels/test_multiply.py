@@ -141,6 +141,7 @@ print(convolution.formats, torch.allclose(torch.from_numpy(out), expected, atol=
 FOLDER = "from s1_mini.kernels.compiled import build; print(build.cache_folder(build.Path(build.__file__)))"
 
 
+@pytest.mark.long
 def test_a_convolution_avoids_instructions_that_numba_must_not_use() -> None:
     """It is large enough for int16, and aborted the process where the processor has VNNI."""
     assert output_of(CONVOLUTION, NUMBA_ENABLE_AVX="0") == "['convolve float32'] True"

@@ -302,6 +302,7 @@ assert (audio[:4], kind) == (b"RIFF", "audio/wav")
 """
 
 
+@pytest.mark.long
 def test_a_program_that_calls_the_functions_itself_ends_without_a_message(tiny: Path) -> None:
     settings = {"S1_MINI_DEVICE": "cpu", "S1_MINI_COMPILE": "false"}
     command = [sys.executable, "-c", DIRECT, str(tiny)]
