@@ -285,14 +285,14 @@ def test_a_long_text_has_few_utterances_in_progress_and_is_paused_while_nobody_r
     monkeypatch.setattr("s1_mini.core.speech.UNREAD_S", 0.1)
     parts, fault = opened
     fault.set("codec", be_counted)
-    listening = parts.engine.stream(TEXT * 12, voice="one", **ASKED)
+    listening = parts.engine.stream(TEXT * 8, voice="one", **ASKED)
     next(listening)
 
     wait_until(lambda: fault.num_left == fault.num_calls)
-    assert fault.num_calls < 24
+    assert fault.num_calls < 16
     assert 1 < fault.most <= AHEAD
     assert list(listening)[-1].finish_reason is not None
-    assert fault.num_calls == 24
+    assert fault.num_calls == 16
 
 
 def test_stopping_fails_requests_in_flight(cascade: Path) -> None:
