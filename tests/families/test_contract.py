@@ -30,6 +30,8 @@ from s1_mini.families.registry import get_family
 from s1_mini.packaging.verify import unpack_archive
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 CODES = RNG.integers(0, 1024, (8, 150))
 HISTORY = {"semantic_prompt": RNG.integers(0, 10_000, 100), "coarse_prompt": CODES[:2], "fine_prompt": CODES}

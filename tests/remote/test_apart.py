@@ -33,6 +33,8 @@ from s1_mini.runtime.loader import load
 from s1_mini.weights.directory import read_json
 from waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 TEXT = "Number one is said here, and it is longer. " * 2
 SHORT = {"chunk_length": 50, "max_batch_size": 4}  # one utterance for each sentence
 ASKED = {"seed": 3, "max_new_tokens": 24}  # at which a random cascade generates audio

@@ -16,6 +16,8 @@ import pytest
 from s1_mini.exceptions import ParameterError
 from s1_mini.text import spoken
 
+pytestmark = pytest.mark.slow
+
 SENTENCES = Path(__file__).parents[1] / "assets" / "spoken_en.tsv"
 NOISE = "0123456789 .,:;/-$€%'\"()[]*_`#@&+=~^abkmsxABDIMVX\n°½²😀é"
 

@@ -23,6 +23,8 @@ from s1_mini.families.find import find_checkpoint
 from s1_mini.families.registry import SHORT_NAMES, get_family
 from s1_mini.weights.hub import HubName, Origin, hub_name, origin_of
 
+pytestmark = pytest.mark.slow
+
 NAME = "owner/tiny-voice"
 CARD = b"---\nlicense: cc-by-nc-sa-4.0\ntags: [text-to-speech]\n---\n# A voice\n"
 NOISE = {"modeling.py": b"raise SystemExit\n", "voices/hook.py": b"raise SystemExit\n", "demo.mp4": b"film"}
