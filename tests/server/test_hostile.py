@@ -29,6 +29,7 @@ from s1_mini import EngineConfig, ProductionTTSEngine
 from s1_mini.audio.container import encode
 from s1_mini.exceptions import TextError
 from s1_mini.server.accounts import Resource
+from s1_mini.server.connections import MAX_WAITING_BYTES
 from s1_mini.server.speech import while_listened
 from s1_mini.server.wire import SocketWire
 from s1_mini.types import Reference, Voice
@@ -456,6 +457,22 @@ def test_a_websocket_whose_client_has_not_read_its_pings_yet_stays_open(
             received += piece
 
     assert received.count(b"\x89\x04") >= 3
+
+
+def test_a_websocket_whose_client_reads_nothing_is_closed_although_it_is_pinged(
+    open_door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, wires = SocketWire.connection_made, list[SocketWire]()
+
+    def ping_often(wire: SocketWire, transport: Any) -> None:
+        wire.ping_interval = 0.02  # far below the send timeout of 1 s
+        wires.append(wire)
+        plain(wire, transport)
+
+    monkeypatch.setattr(SocketWire, "connection_made", ping_often)
+    with websocket(open_door):
+        open_door.loop.call_soon_threadsafe(wires[0].transport.write, bytes(MAX_WAITING_BYTES - 2**17))
+        wait_until(wires[0].transport.is_closing)
 
 
 def test_an_unfinished_message_in_tiny_pieces_is_one_buffer(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from s1_mini.exceptions import S1MiniError
+from s1_mini.exceptions import EngineNotReadyError, S1MiniError
 from s1_mini.extras import require
 from s1_mini.metrics import Histogram, MetricFamily
 from s1_mini.server import routes, routes_public, session
@@ -261,11 +261,13 @@ async def _start_and_watch(state: ServerState, *, is_ours: bool) -> None:
         await asyncio.sleep(WATCH_S)
         if not 0 < state.settings.unload_after_s < gate.idle_s or gate.refusal() is not None or gate.is_unloaded:
             continue
-        if engine.config.voices_path is None and engine.voice_names() != names:
-            if not has_warned:
-                logger.warning("not unloading, because added voices would be lost; set S1_MINI_VOICES_PATH to a folder")
-            has_warned = True
-            continue
+        with suppress(EngineNotReadyError):  # it has just ended
+            if engine.config.voices_path is None and engine.voice_names() != names:
+                if not has_warned:
+                    reason = "added voices would be lost; set S1_MINI_VOICES_PATH to a folder"
+                    logger.warning("not unloading, because %s", reason)
+                has_warned = True
+                continue
         logger.info("unloading", extra={"fields": {"event": "unloading", "idle_s": round(gate.idle_s)}})
         await gate.unload(state.lifecycle)
     gate.failure = EngineDied()
@@ -279,7 +281,8 @@ def _translate_http(request: Request, error: Exception) -> Response:
         raise BodyError(str(error.detail))
     if error.status_code not in (404, 405):
         raise error
-    if any(each.matches({**request.scope, "type": "websocket"})[0] is Match.FULL for each in request.app.routes):
+    scope = {**request.scope, "type": "websocket"}
+    if request.method == "GET" and any(each.matches(scope)[0] is Match.FULL for each in request.app.routes):
         reason = "is a WebSocket, but the request is not a handshake; does a proxy remove the header Upgrade?"
         raise NotFoundError(f"{request.url.path[:100]!r} {reason}")
     allowed = _allowed_methods(request) if error.status_code == 405 else ""

@@ -90,8 +90,8 @@ def make_config(app: FastAPI) -> uvicorn.Config:
         ws_per_message_deflate=False,  # audio does not compress, and small messages could expand
         ws_max_size=settings.max_body_bytes,
         ws_ping_interval=20,  # for proxies that close idle connections
-        # A client that plays audio as it reads it finds a ping only behind the audio. `Connections` and `Session` end
-        # connections that are not read, and idle ones.
+        # A client that plays audio as it reads it finds a ping only behind the audio. `Connections` ends connections
+        # whose client stops reading, and `Session` idle ones.
         ws_ping_timeout=None,
     )
 

@@ -226,6 +226,13 @@ class SocketWire(WebSocketsSansIOProtocol):
         if not self.read_paused:
             self.transport.resume_reading()
 
+    def send_keepalive_ping(self) -> None:
+        """Send no ping after unsent bytes: its own would look as if the client read, to `StallDetector`."""
+        if self.transport.get_write_buffer_size():
+            self.schedule_ping()
+        else:
+            super().send_keepalive_ping()
+
     def handle_cont(self, event: Frame) -> None:
         """Collect an unfinished message in one buffer: a list of tiny pieces would need far more than their bytes."""
         self._num_frames += 1
