@@ -282,7 +282,7 @@ def _translate_http(request: Request, error: Exception) -> Response:
     if error.status_code not in (404, 405):
         raise error
     scope = {**request.scope, "type": "websocket"}
-    if request.method == "GET" and any(each.matches(scope)[0] is Match.FULL for each in request.app.routes):
+    if request.method in ("GET", "POST") and any(each.matches(scope)[0] is Match.FULL for each in request.app.routes):
         reason = "is a WebSocket, but the request is not a handshake; does a proxy remove the header Upgrade?"
         raise NotFoundError(f"{request.url.path[:100]!r} {reason}")
     allowed = _allowed_methods(request) if error.status_code == 405 else ""

@@ -176,13 +176,15 @@ _OF_LENGTH = re.compile(r":?(?: of)? \d[\d.,]*+ ?(?:k?m|mi|ft|yd|miles|met(?:er|
 _SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
 _UNDOTTED = re.compile(
-    r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc|bdrms?|blks?|hrs|mins|"
-    r"(?:[Gg]ov|[Ii]nt|[Nn]at|[Dd]ep|[Aa]ss|[Cc]ont)'[tlnd])(?![\w./])"
+    r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc|bdrms?|blks?|(?<!\b1 )(?:hrs|mins)|"
+    r"[Gg]ov't|[Ii]nt'l|[Nn]at'l|[Dd]ep't|[Aa]ss'n|[Cc]ont'd)(?![\w./])"
 )
 _LETTERS = re.compile(r"(?:(?<![\w.'-])|(?<=[A-Za-z]-))((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
 DIRECTIONS = table("N=North, S=South, E=East, W=West, NE=Northeast, NW=Northwest, SE=Southeast, SW=Southwest")
-_COMPASS_OF = re.compile(r"(?<=[a-z] )([NS][EW]?|[EW])(?= of (?:[A-Z]|the\b))")  # 35 km SE of Tokyo
+_COMPASS_OF = re.compile(  # 35 km SE of Tokyo
+    r"((?<=[a-z] )[NS][EW]|(?:(?<=\d km )|(?<=\d mi )|(?<=miles )|(?<=meters ))[NSEW])(?= of (?:[A-Z]|the\b))"
+)
 _ANY_STREET = rf"(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b"
 _DIRECTION = re.compile(
     rf"(?<=\d )([NS][EW]|[NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}{_ANY_STREET})"

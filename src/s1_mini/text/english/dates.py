@@ -30,9 +30,9 @@ _DURATION = re.compile(r"(?<![\w.:/])([2-5]\d):([0-5]\d)(?![\w:])")
 _LAP = re.compile(r"(?<![\w.:/])(\d{1,2}):([0-5]\d)\.(\d{1,3})(?![\w:]|\.\d)")  # 3:43.13
 _ZONE = re.compile(r"\b(UTC|GMT) ?([-+])0?(\d{1,2})(?::00)?(?!\d)")
 _VERSE = re.compile(
-    r"\b((?:Psalms?|Genesis|Exodus|Leviticus|Samuel|Kings|Job|Proverbs|Isaiah|Jeremiah|Daniel|Matthew|Mark|Luke|John|Acts|"
+    r"\b((?:Psalms?|Genesis|Exodus|Leviticus|Samuel|Job|Proverbs|Isaiah|Jeremiah|Daniel|Matthew|Mark|Luke|John|Acts|"
     r"Romans|Corinthians|Galatians|Ephesians|Philippians|Timothy|Hebrews|James|Peter|Revelation|Surah|Quran) )"
-    r"(\d{1,3}):(\d{1,3})(?![\w:-])"
+    r"(\d{1,3}):(?!0)(\d{1,3})(?![\w:-])"
 )
 _VERSES = re.compile(r"(?<![\w.:/])(\d{1,3}):(\d{1,3})[-–](?=\d{1,3}(?![\w:]))")
 
@@ -135,7 +135,7 @@ _DAY_MONTH = re.compile(
 _MONTH_YEAR = re.compile(rf"\b({_MONTH}),? ({_YEAR})(?![\w:%]|[.,-]\d)")
 _DECADE = re.compile(rf"(?<![\w.,])(?<![GR]TX )(?:'|\b(?=\d\d'?s|{_YEAR}'?s))(\d0|(?:1[1-9]|20|21)\d0)('?)s\b")
 _SECONDS = re.compile(r"(?<![\w.,'])(?<![A-Z]-)([2-9]0|10(?!s of\b))s\b")
-_LONG = re.compile(r" (?:long|later|ago|timeouts?|delays?|intervals?|clips?|videos?)\b")
+_LONG = re.compile(r" (?:long|later|ago|timeouts?|delays?|intervals?)\b")
 _LASTS = re.compile(r"(?i:\b(?:took|takes?|for|after|within|every|wait|waits|in|of|lasts?) |[~<>≈] ?)$")
 _SHORT = re.compile(r"(?<![\w'])'(\d\d)(?![\w'])")
 _ERA = re.compile(r"(?<![\w.,])(\d{1,4})\s?(BCE?|AD|CE)\b")

@@ -72,7 +72,7 @@ _RATE = re.compile(
     rf"{_PLUS_MINUS}(?<![\w.,/:])(?:({NUMBER}){TO})?({NUMBER})\s?({UNIT})/({UNIT}|{_TIME})(?:/(h|hr|{_TIME}))?(?![\w²³^])"
 )
 _PER_NUMBER = re.compile(  # 30 mg/5 mL, 4 doses/24 h
-    r"(?<=[\d ])([mkµ]?g|[mcd]?[Ll]|mmol|m?IU|k?cal|k?Wh|[a-z]{2,20}s)"
+    r"(?<=[\d ])([mkµ]?g|[mcd]?[Ll]|mmol|m?IU|k?cal|k?Wh|(?!(?:hour|day|week)s/)[a-z]{2,20}s)"
     rf"/(?={NUMBER}\s?(?:h|hrs?|hours|days|min|km|[md]?L|ml|k?g|m²)(?!\w))"
 )
 _INVERSE = re.compile(rf"(?<=\d )({UNIT}) ({UNIT})\^-1(?!\d)")  # m s⁻¹

@@ -72,7 +72,7 @@ _RAND = re.compile(r"(?<![\w.,$])R ?(\d{1,3}(?:[, ]\d{3})++(?!\d)|\d[\d.]{0,8}+(
 _PRICED = re.compile(
     r" (?:acquisition|bailout|bid|bill|bond|bonus|budget|coin|contract|deal|deficit|donation|fee|fine|fund|grant|home|"
     r"house|investment|lawsuit|loan|mansion|merger|note|offer|package|plan|prize|program|project|ransom|scheme|settlement|"
-    r"stake|surplus|takeover|ticket|tip|voucher)s?\b|-[a-z]"
+    r"stake|surplus|takeover|ticket|tip|voucher)s?\b|-(?!ish\b)[a-z]"
 )
 _PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
 
