@@ -12,6 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from waiting import EVENTUALLY_S
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
 
@@ -266,7 +268,9 @@ def test_pytest_runs_last_and_runs_gpu_tests_only_on_request(check):
 def test_pytest_waits_for_the_bytecode_and_for_no_other_check(check, tmp_path, capfd):
     made, began = tmp_path / "made", tmp_path / "began"
     programs = {
-        "mypy": f"import os, time\nwhile not os.path.exists({str(began)!r}): time.sleep(0.01)\nprint('types')\nexit(1)",
+        "mypy": f"import os, time\nends = time.time() + {EVENTUALLY_S}\n"
+        f"while not os.path.exists({str(began)!r}) and time.time() < ends: time.sleep(0.01)\n"
+        f"print('types')\nexit(os.path.exists({str(began)!r}))",
         "bytecode": f"open({str(made)!r}, 'w').close()",
         "pytest": f"open({str(made)!r}).close(); open({str(began)!r}, 'w').close(); print('tests')",
     }

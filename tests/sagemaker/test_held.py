@@ -39,7 +39,7 @@ RECORDING = b"RIFF\0\0\0\0WAVE" + np.random.default_rng(1).bytes(NUM_BYTES)
 AUDIO = base64.b64encode(
     encode(np.random.default_rng(2).uniform(-0.1, 0.1, 300_000).astype(np.float32), 44_100, "wav")
 ).decode()
-# Ten seconds of audio, most of them silence, which no model generates.
+# Ten seconds of audio, most of it silence, which no model generates.
 LONG = {"text": "Hi. You.", "pauses": "sentence=10", "seed": 1, "max_new_tokens": 33}
 
 
