@@ -38,7 +38,16 @@ _LINE_BREAK = re.compile("\r\n|[\n\v\r\u2028\u2029]")
 _FENCES = ("```", "~~~")
 _RULE_SIGNS, _SCENE_SIGNS = frozenset("*-_=•·◆◇✦❖"), frozenset("⁂❦❧☙#")
 MIN_RULE = 3  # signs of a line that is a scene break
-_COUNTED = re.compile(r"\d{1,3}[.)][ \t]|\d{1,2}(?:\.\d{1,2}){1,3}\.?[ \t]+[A-Z]")  # 1. Mix; 2.1 Methods
+_COUNTED = re.compile(r"\d{1,3}[.)][ \t]")
+_SECTION = re.compile(  # 2.1 Methods, but not a quantity or a version
+    r"\d{1,2}(?:\.\d{1,2}){1,3}\.?[ \t]+(?!(?:Uhr|Euros?|Dollars?|Cents?|Franken|Pfund|Hundred|Thousand|Tausend|"
+    r"(?:[MBT]r?illi|Kilo|Mega|Giga|[KMG]b)\w*|Mio|Mrd|Lakh|Crore|Prozent|Percent|Grad|Meter|Liter|Gramm|Tonnen|Zoll|"
+    r"Punkte?|Jahre?|Monate?|Wochen?|Tage?|Stunden?|Minuten?|Sekunden?|Alpha|Beta)\b)[A-Z][a-z]{2}"
+)
+_LINE_CLOSERS = "\"'”’»)]*_ "
+_UNFINISHED = re.compile(
+    r"(?i:\b(?:nos?|nr|fig|sec|art|ch|ca|cf|vs?|e\.g|i\.e|z\. ?b|approx|vol|pp?|abb|kap|resp|bzw)\.)$"
+)
 _SPACES = (" ", "\t")
 _MARKS = ".!?…:;,"
 
@@ -158,7 +167,8 @@ def _kinds(lines: Sequence[str]) -> list[str]:
         elif _is_underline(bare) and number and lines[number - 1] == HEADING_BREAK:  # of a title that is marked
             kinds.append(HEADING_BREAK)
         else:
-            kinds.append(_kind(bare) or ITEM_BREAK * _is_row(lines, kinds, number))
+            is_item = _is_row(lines, kinds, number) or _is_section(lines, kinds, number)
+            kinds.append(_kind(bare) or ITEM_BREAK * is_item)
     return kinds
 
 
@@ -181,6 +191,17 @@ def _is_row(lines: Sequence[str], kinds: Sequence[str], number: int) -> bool:
         return False
     goes_on = bool(kinds) and kinds[-1] == ITEM_BREAK and "|" in lines[number - 1]
     return goes_on or any(map(is_table_rule, lines[number : number + 2]))
+
+
+def _is_section(lines: Sequence[str], kinds: Sequence[str], number: int) -> bool:
+    """Return whether a line begins with a number such as 2.1 and a title, rather than with the rest of a sentence."""
+    following = lines[number + 1] if number + 1 < len(lines) else ""
+    if not _SECTION.match(lines[number].strip(" \t")) or (following[:1].islower() and "|" not in following):
+        return False
+    before = lines[number - 1].strip() if number else ""
+    if not before or (kinds[-1] and (lines[number][0] not in _SPACES or before[0].isdecimal())):
+        return True
+    return before.rstrip(_LINE_CLOSERS)[-1:] in (*".!?…:",) and not _UNFINISHED.search(before)
 
 
 def _is_underline(bare: str) -> bool:
