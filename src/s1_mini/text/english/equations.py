@@ -6,7 +6,7 @@ import re
 
 from s1_mini.text.english.measures import UNITS, plural
 from s1_mini.text.stops import SPELT_NUMBERS, is_final
-from s1_mini.text.tables import signs, text_after, text_before, words
+from s1_mini.text.tables import signs, text_after, text_before, word_set, words
 
 _NAMES = signs(
     "&=and, @=at, %=percent, ‰=per mille, +=plus, ==equals, <=less than, >=greater than, ≤=less than or equal to, "
@@ -32,7 +32,12 @@ _ARROW = r"(?:→|(?<![-=–—])[-=–—]++>)"
 _TO = re.compile(rf"(?<=[\w)\"'%°])[ \t]*{_ARROW}[ \t]*(?=[\w(\"'$£€¥#@+-])")
 _PAUSE = re.compile(f"<?{_ARROW}")
 _MENU = re.compile(r"(?:(?<=[A-Za-z]{2})|(?<=[a-z]\")) > (?=\"?[A-Z][a-z])")  # Settings > Privacy
-_MENUS = re.compile(r"(?i:open|go to|select|choose|click|tap|under|settings|file|edit|view|tools|menu)\b[^.!?\n]*$")
+_CHOICE = r"\"?[A-Z]\w*(?: (?:(?:and|of|to|for|&) )?[A-Z]\w*){0,4}\"?"
+_MENUS = re.compile(  # a verb or the name of a menu, and the path so far
+    rf"(?:\b(?i:open|go to|select|choose|click|tap|press)(?: (?:on|the|your)){{0,2}} (?:\"?[a-z]+\"?|{_CHOICE})"
+    r"|\b(?:Settings|Preferences|Options|Menu|File|Edit|View|Tools|Help)\"?)"
+    rf"(?: > {_CHOICE}){{0,4}}$"
+)
 # A dash between words is read as a comma, because voices read "-" as part of a word. Without spaces around the dash,
 # only — and -- are matched.
 _DASH = re.compile(r"(?<=[\w.!?)\"”'’%])(?:[ \t]++[-–—]++[ \t]++|[ \t]*+(?:—++|--++)[ \t]*+)(?=[\w(“‘]|[\"']\w)")
@@ -42,7 +47,11 @@ _SIGN_ITSELF = re.compile(r" (?:sign|symbol|key|button|character)\b")
 _LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_a-z]|[a-z]{{2}})")
 _CAPITALS = re.compile(r"(?<=\b[A-Z])/(?=[A-Z]\b)|(?<=[A-Z]{2})/(?=[A-Z]{2})")  # A/B, CI/CD
 _SLASH = re.compile(r"(?<=\w)/(?=\w)")
-_BETWEEN = re.compile(r"(?<=\w)\|(?=\w)| \| |(?<=\w) / (?=\w)")
+_BETWEEN = re.compile(r"(?<=\w)\|(?=\w)| \| |(?<=[A-Za-z]{3}) / (?=[A-Za-z]{3})")
+_WHOLE = SPELT_NUMBERS | word_set(  # words at a slash without a pause: his / her, miles / hour
+    "his her hers him she and not hour day week month year second minute person liter litre gallon kilogram meter mile "
+    "hundred thousand million billion"
+)
 _UNDERSCORE = re.compile(r"_+")
 _SILENT = re.compile(r"[*~^`|\\/{}<>\[\]©®™†‡•·¦¯´¨¸ªº←↑↓↔▪■□●○◦‣⁃\u00ad]+")
 
@@ -54,6 +63,13 @@ def _name(found: re.Match[str]) -> str:
     name = _NAMES[found.group()]
     is_itself = found.group() in "$£€₹¢" and _SIGN_ITSELF.match(text, end)  # the $ sign
     return f"{before}{name.removesuffix('s') if is_itself else name}{after}"
+
+
+def _between(found: re.Match[str]) -> str:
+    if "/" not in found.group():
+        return ", "
+    near = re.split(r"\W", text_before(found, 20))[-1], re.split(r"\W", text_after(found, 20))[0]
+    return " " if any(each.lower() in _WHOLE for each in near) else ", "
 
 
 def read_arrows(text: str) -> str:
@@ -78,7 +94,7 @@ def read_symbols(text: str) -> str:
     text = _NAMED.sub(_name, text)
     text = _LETTER.sub(lambda found: _GREEK[found.group()] + " " * text_after(found, 1).isalpha(), text)
     text = _SLASH.sub(" slash ", text)
-    text = _BETWEEN.sub(", ", text)
+    text = _BETWEEN.sub(_between, text)
     return _SILENT.sub(" ", _UNDERSCORE.sub(" ", text))
 
 
@@ -113,9 +129,12 @@ _RATE = re.compile(
     r"/(s²|s|h|hr|min|m²|m³|kg|l|L|day)(?![\w/\\]|\.\w)"
 )
 _COUNT_RATE = re.compile(
-    r"(?:(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year|person|user|team|game|page|request)"
-    r"|(?<=\w)(?<!day|ght|ate|ime)(?<!hour|week|year)(?<!month)/(hour|day|week|month|year|capita)|(?<=\d)/(min|hr)|(?<=req|tok|img)/(s|sec))(?![\w/\\]|\.\w)"
+    r"(?:(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year|(?P<of>person|user|team|game|page|request))"
+    r"|(?<=\w)(?<!day|ght|ate|ime)(?<!hour|week|year|term)(?<!month)(?<!minute|second|season|decade)(?<!quarter)"
+    r"(?<!weekend)(?<!semester)/(hour|day|week|month|year|capita)"
+    r"|(?<=\d)/(min|hr)|(?<=req|tok|img)/(s|sec))(?![\w/\\]|\.\w)"
 )
+_COUNTED = re.compile(r"(?<![\w.,])\d[\w.,]*+ (?:[A-Za-z-]{1,20} )?[A-Za-z]{1,20}$")  # 5 active users
 _AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")
 _ONE_UNIT = re.compile(
     r"(?<=\bper )(?P<per>lb|oz|gal|kg|km|mi|hr|yd|cm|mm|ml|mg|sec)\b(?!/)\.?"
@@ -182,11 +201,17 @@ def _squared(found: re.Match[str]) -> str:
     return found[1] if is_unit else "·".join(found[1])
 
 
+def _count_rate(found: re.Match[str]) -> str:
+    if found["of"] and not _COUNTED.search(text_before(found, 40)):
+        return found.group()
+    return f" per {_unit(found.group()[1:])}"
+
+
 def read_bare_units(text: str) -> str:
     """Spell out rates and areas without a number: km/h, W/m², tokens/s, km²."""
     if "/" in text:
         text = _RATE.sub(lambda found: f"{plural(_unit(found[1]))} per {_unit(found[2])}", text)
-        text = _COUNT_RATE.sub(lambda found: f" per {_unit(found[found.lastindex or 1])}", text)
+        text = _COUNT_RATE.sub(_count_rate, text)
     text = _ONE_UNIT.sub(_one_unit, text)
     return _AREA.sub(lambda found: plural(UNITS[found.group()]), text)
 

@@ -132,7 +132,9 @@ _NUMBERED = (
     "Stage|Round|Vol|Figure|Table|Division|Group|Schedule|Unit|Step|Canto|Psalm|Sonata|Symphony|Mark|Apollo|Olympiad"
 )
 _RULER = re.compile(rf"\b((?:{_RULERS})) ([IVX]{{1,6}})\b(?!'(?!s\b)|\.\w)")
-_PART = re.compile(rf"\b((?:{_NUMBERED})s?) ([IVXLC]{{1,9}})([AB]?)\b(?!'\w|\.[A-Za-z]| [B-HJ-Z]\b)", re.IGNORECASE)
+_PART = re.compile(
+    rf"\b((?:{_NUMBERED})s?) ([IVXLC]{{1,9}})([AB]?)\b(?!'\w|\.[A-Za-z]|(?<= I) [DMPQT]\b)", re.IGNORECASE
+)
 _PERSON = re.compile(r" (?:am|was|have|had|think|will|would|do|did|see)\b")
 _CENTURY = re.compile(r"\b([IVX]{1,6})(?:th|st)?(?=[- ][Cc]entur)|(?<=\b[Tt]he )([IVX]{2,6})(?:th|st)?\b(?! [a-z])")
 _AFTER_NAME = re.compile(r"(?<=[a-z] )([IVX]{2,6})\b(?!['.]\w)")
@@ -140,8 +142,10 @@ _STRAY = re.compile(r"(?<![\w.'&-])(?!XXX\b)(II|[IVX]{3,6}|(?<!.)[IVX]{2}(?!.))\
 _SPAN = re.compile(r"(?<![\w.'&-])([IVX]{1,6})\s?[-–]\s?([IVX]{2,6})\b(?![&'-])")
 _YEAR = re.compile(r"(?<![\w.])(M{1,3}[MCDLXVI]{3,12})(?!\w|\.\w)")
 _SMALL = re.compile(  # (vi) and vi), and ii or viii anywhere
-    r"(?<![\w'./@-])(?:[ivx]{2,5}(?=\))|(?:x{0,3}v?iii?|x{1,3}iv)(?!['\w/-]|\.\w))|(?<![^\n])[ivx]{2,5}(?=\.\s)"
+    r"(?<![\w'./@-])(?:(?!x+\))[ivx]{2,5}(?=\))|(?:x{0,3}v?iii?|x{1,3}iv)(?!['\w/-]|\.\w))"
+    r"|(?<![^\n])(?!x+\.)[ivx]{2,5}(?=\.\s)"
 )
+_LISTED = re.compile(r"(?<!\w)(?:i{1,3}|i?v|viii?|i?x)\)")  # another numeral than vi
 
 
 def _value(letters: str) -> int | None:
@@ -163,6 +167,8 @@ def _part(found: re.Match[str]) -> str:
     if numeral.endswith("IIC"):  # stage IIC
         numeral, letter = numeral[:-1], "C"
     value = _value(numeral.upper() if numeral.islower() and len(numeral) > 1 else numeral)
+    if found.group().isupper() and numeral + letter == "VIA":
+        return found.group().replace("VIA", "via")  # PART VIA MAIL
     if value is None or letter.islower() or (found[1][0].islower() and numeral in "IC"):  # the part I liked
         return found.group()
     return f"{found[1]} {cardinal(value)} {letter}".rstrip()
@@ -187,7 +193,8 @@ def _span(found: re.Match[str]) -> str:
 def read_roman(text: str) -> str:
     """Spell out letters that are certainly Roman numerals."""
     text = re.sub(r"\bWW(?=I{1,2}\b|[12]\b)", "World War ", text)
-    text = _SMALL.sub(lambda found: _spell(found, found.group().upper(), cardinal), text)
+    editor = "" if _LISTED.search(text) else "vi"
+    text = _SMALL.sub(lambda found: editor if found[0] == editor else _spell(found, found[0].upper(), cardinal), text)
     if not re.search(r"\b(?:[IVXLCM]+[AB]?|[ivx]{2,5})\b", text):
         return text
     text = _SPAN.sub(_span, text)
@@ -232,7 +239,7 @@ def _range(found: re.Match[str]) -> str:
     falls = float(found[4].replace(",", "")) < float(found[1].replace(",", ""))
     is_subtraction = is_spaced and (falls or "=" in text_after(found, 20))
     is_code = re.match(r"0\d", found[4]) is not None and found[1][0] != "0"
-    is_code |= text_before(found, 7).lower() == "number "
+    is_code |= text_before(found, 7).lower() == "number " and max(len(found[1]), len(found[4])) > 2
     is_code |= falls and len(found[1]) == 4 and len(found[4]) == 2 and found[1].isdecimal()
     if not is_subtraction and (found[1] == found[4] or is_code or _is_split(found)):
         return f"{found[1]} "  # fifty-fifty, a 2-2 draw, a 70-30 split, part 1234-05
