@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from s1_mini.voices.format import TensorFormat, VoiceFormat
 
-BOOKS = 2  # of the checkpoint that generates noise
+BOOKS = 3  # of the checkpoint that generates noise
 
 
 def voice_format(encoder: str = "codec", *, books: int = BOOKS) -> VoiceFormat:

@@ -95,7 +95,7 @@ def test_words_are_the_same_in_an_event_loop(speaker: ProductionTTSEngine) -> No
     ("alignment", "message"),
     [
         ([3, 2], "must be an object"),
-        ({"layer": 2, "head": 0, "shift_ms": 0}, "alignment.layer=2 must be an integer from 0 to 1"),
+        ({"layer": 3, "head": 0, "shift_ms": 0}, "alignment.layer=3 must be an integer from 0 to 2"),
         ({"layer": 0, "head": 4, "shift_ms": 0}, "alignment.head=4 must be an integer from 0 to 3"),
         ({"layer": 0, "head": 0}, "alignment.shift_ms=None must be"),
         ({"layer": 0, "head": 0, "shift_ms": 5000}, "alignment.shift_ms=5000 must be"),

@@ -441,8 +441,8 @@ def test_the_published_config_is_read() -> None:
         ("decoder_config.upsample_rates", [8, 5, 4], r"decode_upsample_rate=1920 must be the product"),
         ("decoder_config.decoder_dim", 40, r"decoder_dim=40 a multiple of 16"),
         ("encoder_config.pad_mode", "reflect", r"pad_mode='reflect' is not supported; it must be constant"),
-        ("encoder_config.num_quantizers", 2, r"has 2 codebooks .* needs at least 4 with 64 entries each"),
-        ("encoder_valid_num_quantizers", 8, r"encoder_valid_num_quantizers=8 must be 4"),
+        ("encoder_config.num_quantizers", 4, r"has 4 codebooks .* needs at least 6 with 64 entries each"),
+        ("encoder_valid_num_quantizers", 8, r"encoder_valid_num_quantizers=8 must be 6"),
         ("input_sample_rate", 16_000, r"input_sample_rate=16000 must be 24000"),
     ],
 )

@@ -413,6 +413,6 @@ def test_eight_bit_weights_quantize_both_transformers_on_a_cpu(custom: Path) -> 
         network = engine._running.speaker.loaded.model.network
         wave = engine.generate("Hello.", **ASKED).audio
 
-    assert sum(isinstance(module, QuantizedLinear) for module in network.modules()) == (2 + 1) * 5
+    assert sum(isinstance(module, QuantizedLinear) for module in network.modules()) == (2 + 2) * 5
     assert wave.std() > 0.01
     assert torch.is_tensor(network.fast_output)

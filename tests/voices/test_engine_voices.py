@@ -291,11 +291,11 @@ def test_recordings_in_the_directory_become_voices_and_broken_ones_are_reported(
         settled(engine)
         assert (folder / "mia.safetensors").stat().st_ino == made.st_ino  # it is not encoded again
 
-    (folder / "mia.txt").write_text("Something else was said here.", encoding="utf-8")
+    (folder / "mia.txt").write_text("Oh.", encoding="utf-8")
     os.utime(folder / "mia.txt", ns=(made.st_mtime_ns + 10**9,) * 2)
     with engine_of(tiny, voices_path=folder) as engine:
         settled(engine)
-        assert engine.describe_voice("mia").text == "Something else was said here."
+        assert engine.describe_voice("mia").text == "Oh."
         assert not np.array_equal(speak(engine, "mia"), first)
 
         engine.delete_voice("mia")

@@ -39,7 +39,7 @@ NUM_TEXT_TOKENS = 151_643
 WORDS = ("assistant", "user")  # single tokens of each vocabulary, because the prompts need them
 
 TINY = {"hidden": 32, "inner": 48, "heads": 4, "kv_heads": 2, "head_dim": 16, "layers": 2}
-TINY_DEPTH = TINY | {"hidden": 24, "inner": 32, "head_dim": 8, "layers": 1}
+TINY_DEPTH = TINY | {"hidden": 24, "inner": 32, "head_dim": 8}
 FULL = {"hidden": 2048, "inner": 6144, "heads": 16, "kv_heads": 8, "head_dim": 128, "layers": 28}
 FULL_DEPTH = FULL | {"hidden": 1024, "inner": 3072, "layers": 5}
 KINDS = {"": "custom_voice", "base": "base", "design": "voice_design"}
