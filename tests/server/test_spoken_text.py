@@ -150,7 +150,8 @@ def test_a_count_that_fails_cancels_the_speech(strict: ProductionTTSEngine, monk
     monkeypatch.setattr(strict, "count_tokens", fail)
     before = strict.metrics.ends["cancelled"]
     with serving(strict) as door, door.client() as http, held_generation(SOUNDS):
-        answer = http.post("/v1/audio/speech", json={"input": "two words " * 20, "stream_format": "sse"})
+        body = {"input": "two words " * 20, "stream_format": "sse", "seed": 1}  # longer than `SOUNDS`
+        answer = http.post("/v1/audio/speech", json=body)
         wait_until(lambda: strict.metrics.ends["cancelled"] == before + 1)
 
     assert answer.status_code == 400
