@@ -23,6 +23,7 @@ QUIET_DB = -38.0  # relative to the loudest window
 SILENCE_S = 0.08  # shorter silences are parts of words
 SOUND_S = 0.03  # shorter sounds are clicks
 NEAR_S = 0.06  # a word boundary this close to a silence is moved to the silence's edges
+BREATH_S = 0.3  # a sound this long after the estimated end of the last word is a breath
 MIN_WORD_S = 0.01
 
 
@@ -136,7 +137,7 @@ def whole_times(
     sounds = find_sounds(wave, sample_rate)
     if sounds:
         starts[0] = sounds[0].start_s
-        if not was_cut:
+        if not was_cut and sounds[-1].end_s < ends[-1] + BREATH_S:
             ends[-1] = sounds[-1].end_s
     for sound, following in pairwise(sounds):
         low, high = sound.end_s - NEAR_S, following.start_s + NEAR_S
