@@ -193,8 +193,10 @@ def _span(found: re.Match[str]) -> str:
 def read_roman(text: str) -> str:
     """Spell out letters that are certainly Roman numerals."""
     text = re.sub(r"\bWW(?=I{1,2}\b|[12]\b)", "World War ", text)
-    editor = "" if _LISTED.search(text) else "vi"
-    text = _SMALL.sub(lambda found: editor if found[0] == editor else _spell(found, found[0].upper(), cardinal), text)
+    keeps_vi = _LISTED.search(text) is None  # (vi) alone is more often the editor than a numeral
+    text = _SMALL.sub(
+        lambda found: "vi" if keeps_vi and found[0] == "vi" else _spell(found, found[0].upper(), cardinal), text
+    )
     if not re.search(r"\b(?:[IVXLCM]+[AB]?|[ivx]{2,5})\b", text):
         return text
     text = _SPAN.sub(_span, text)
