@@ -156,26 +156,31 @@ async def speak(
         cleanup.callback(holding.release)
         holding.set(Resource.REQUESTS, 1)
         holding.set(Resource.BODY_BYTES, len(request.reference))
-        times = Times()
-        chunks = _Listener(engine, request, record, holding, times)
-        chunks.signer = settings.signer()
-        chunks.is_labelled = engine.config.label_audio and not (is_part and request.audio_format == "mp3")
+        is_labelled = engine.config.label_audio and not (is_part and request.audio_format == "mp3")
+        chunks = _ChargedChunks(engine, request, record, holding, signer=settings.signer(), is_labelled=is_labelled)
         waits = speech.stream is not None  # text still arrives; the session and the engine limit the time
         deadline = _Deadline.after(inf if waits else settings.request_timeout_s)
         if request.streams:
             end = _Deadline.after(inf if waits else settings.stream_timeout_s)
-            response = await _stream(chunks, request, deadline, end, holding)
+            response = await _stream(chunks, request, deadline, end)
         else:
-            response = await _whole(chunks, request, deadline, record, holding)
+            response = await _whole(chunks, request, deadline)
         cleanup.pop_all()
-    return replace(response, times=times)
+    return response
 
 
-class _Listener(AsyncIterator["AudioChunk"]):
+class _ChargedChunks(AsyncIterator["AudioChunk"]):
     """The engine's chunks; records their figures and times, and charges the client for audio that it has not taken."""
 
     def __init__(
-        self, engine: SpeechEngine, request: SpeechRequest, record: RequestLog, holding: Holding, times: Times
+        self,
+        engine: SpeechEngine,
+        request: SpeechRequest,
+        record: RequestLog,
+        holding: Holding,
+        *,
+        signer: Signer | None,
+        is_labelled: bool,
     ) -> None:
         speech = request.speech
         profile = speech.chunk_profile or ("ttfa" if request.streams else "throughput")
@@ -193,9 +198,8 @@ class _Listener(AsyncIterator["AudioChunk"]):
             raise
         self._uncounted = len(speech.text)  # counted with the first audio: a refused text may be sent again
         self._output.queue.whole = False  # clients are charged for each chunk, also of complete HTTP responses
-        self._record, self._holding, self._times, self._streams = record, holding, times, request.streams
-        self.is_labelled = True
-        self.signer: Signer | None = None  # of complete files
+        self.record, self.holding, self.times, self._streams = record, holding, Times(), request.streams
+        self.signer, self.is_labelled = signer, is_labelled
         self._must_end = speech.stream is not None and not speech.sampling.get("max_new_tokens")
         self._is_cut = False  # the text has ended because a slot was full
         self._expiry: asyncio.TimerHandle | None = None
@@ -221,13 +225,13 @@ class _Listener(AsyncIterator["AudioChunk"]):
             self._end()
             raise
         seconds = len(chunk.audio) / chunk.sample_rate
-        self._record.hear(chunk.frames, seconds, chunk.timing)
-        self._record.characters, self._uncounted = self._record.characters + self._uncounted, 0
-        self._times.audio_s += seconds
+        self.record.hear(chunk.frames, seconds, chunk.timing)
+        self.record.characters, self._uncounted = self.record.characters + self._uncounted, 0
+        self.times.audio_s += seconds
         if chunk.words or chunk.marks:
-            self._times.words.extend(chunk.words)
-            self._times.marks.extend(chunk.marks)
-        if self._streams and self._holding.get(Resource.AUDIO_BYTES):
+            self.times.words.extend(chunk.words)
+            self.times.marks.extend(chunk.marks)
+        if self._streams and self.holding.get(Resource.AUDIO_BYTES):
             self._charge()
         self._is_cut = self._must_end and chunk.finish_reason == "length"
         return chunk
@@ -239,13 +243,16 @@ class _Listener(AsyncIterator["AudioChunk"]):
         if self._trace is not None:
             self._trace.close()
 
-    def note_encoding(self, started: float) -> None:
-        """Note that a call of the encoder, which began at `started` (`time.monotonic`), has ended."""
+    async def encode(self, work: Callable[..., bytes], *arguments: Any, is_fast: bool = False) -> bytes:
+        """Call an encoder, in a thread unless it `is_fast`, and note the time that it takes."""
+        started = time.monotonic()
+        content = work(*arguments) if is_fast else await asyncio.to_thread(work, *arguments)
         if self._trace is not None:
             self._trace.note_encoding(started)
+        return content
 
     def _end(self) -> None:
-        self._record.unread.discard(self._charge)
+        self.record.unread.discard(self._charge)
         if self._expiry is not None:
             self._expiry.cancel()
 
@@ -259,42 +266,32 @@ def _expire(output: ref[Output], deadline: _Deadline) -> None:
         listened.fail(deadline.error("the stream"))
 
 
-async def _whole(
-    chunks: _Listener,
-    request: SpeechRequest,
-    deadline: _Deadline,
-    record: RequestLog,
-    holding: Holding,
-) -> AudioResponse:
-    received = []
+async def _whole(chunks: _ChargedChunks, request: SpeechRequest, deadline: _Deadline) -> AudioResponse:
+    received, record, holding = [], chunks.record, chunks.holding
     try:
         async with asyncio.timeout_at(deadline.at), aclosing(chunks):
             async for chunk in chunks:
-                holding.add(Resource.AUDIO_BYTES, chunk.wave.nbytes)
+                holding.add(Resource.AUDIO_BYTES, chunk.audio.nbytes)
                 received.append(chunk)
             if not received:
                 raise GenerationError("the model generated no audio")
             holding.set(Resource.REQUESTS, 0)  # the engine has finished the request
-            started = time.monotonic()
-            content = await asyncio.to_thread(_encode_all, received, request, chunks)
-            chunks.note_encoding(started)
+            content = await chunks.encode(_encode_all, chunks, received, request.audio_format)
     except TimeoutError:
         raise deadline.error("the whole response", "shorten the text, or request a stream") from None
     holding.set(Resource.AUDIO_BYTES, len(content), checked=False)
     seconds, reason = round(record.audio_s, 3), received[-1].finish_reason or "stop"
-    response = _response(received[0], request, chunks, _once(content), holding)
+    response = _response(
+        chunks, request, received[0], _once(content), content=content, audio_seconds=seconds, finish_reason=reason
+    )
     response.headers["X-Audio-Seconds"] = f"{seconds:.3f}"
     response.headers["X-Generation-Seconds"] = f"{record.generation_s:.3f}"
     response.headers["X-Finish-Reason"] = reason
-    return replace(response, content=content, audio_seconds=seconds, finish_reason=reason)
+    return response
 
 
 async def _stream(
-    chunks: _Listener,
-    request: SpeechRequest,
-    first_deadline: _Deadline,
-    end_deadline: _Deadline,
-    holding: Holding,
+    chunks: _ChargedChunks, request: SpeechRequest, first_deadline: _Deadline, end_deadline: _Deadline
 ) -> AudioResponse:
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(chunks.aclose)
@@ -306,16 +303,15 @@ async def _stream(
         if first is None:
             raise GenerationError("the model generated no audio")
         encoder = StreamEncoder(request.audio_format, first.sample_rate, is_labelled=chunks.is_labelled)
-        begun = await _feed(
-            chunks, encoder, first.audio
-        )  # before the status is sent: NaN from the model must become an error
+        body = _Encoded(chunks, encoder)
+        await body.begin(first)  # before the status is sent: NaN from the model must become an error
         cleanup.pop_all()
     chunks.end_at(end_deadline)
-    return _response(first, request, chunks, _Encoded(chunks, encoder, begun, holding), holding)
+    return _response(chunks, request, first, body)
 
 
 def _response(
-    first: AudioChunk, request: SpeechRequest, chunks: _Listener, body: AsyncIterator[bytes], holding: Holding
+    chunks: _ChargedChunks, request: SpeechRequest, first: AudioChunk, body: AsyncIterator[bytes], **whole: Any
 ) -> AudioResponse:
     kind, rate = media_type(request.audio_format), rate_in(request.audio_format, first.sample_rate)
     if request.audio_format in RAW:
@@ -323,7 +319,9 @@ def _response(
     warning = " ".join(filter(None, (request.warning, first.warning))) or None
     length = {"X-Characters": str(len(request.speech.text))}
     headers = {"X-Sample-Rate": str(rate), **length, **source_header(chunks.is_labelled), **warning_header(warning)}
-    return AudioResponse(kind, headers, rate, body, holding, first.spoken_text, warning)
+    return AudioResponse(
+        kind, headers, rate, body, chunks.holding, first.spoken_text, warning, times=chunks.times, **whole
+    )
 
 
 def source_header(is_labelled: bool) -> dict[str, str]:
@@ -336,24 +334,29 @@ def warning_header(warning: str | None) -> dict[str, str]:
 
 
 class _Encoded(AsyncIterator[bytes]):
-    """The encoded chunks of a stream, after those that were encoded before."""
+    """The encoded chunks of a stream."""
 
-    def __init__(self, chunks: _Listener, encoder: StreamEncoder, begun: bytes, holding: Holding) -> None:
-        self._chunks, self._encoder, self._begun, self._holding = chunks, encoder, begun, holding
-        self._is_over = False
+    def __init__(self, chunks: _ChargedChunks, encoder: StreamEncoder) -> None:
+        self._chunks, self._encoder, self._is_fast = chunks, encoder, encodes_fast(encoder.audio_format)
+        self._begun, self._is_over = b"", False
+
+    async def begin(self, first: AudioChunk) -> None:
+        """Encode the first chunk."""
+        self._begun = await self._feed(first)
+
+    async def _feed(self, chunk: AudioChunk) -> bytes:
+        return await self._chunks.encode(self._encoder.feed, chunk.audio, is_fast=self._is_fast)
 
     async def __anext__(self) -> bytes:
         piece, self._begun = self._begun, b""
         try:
             while not (piece or self._is_over):
                 if (chunk := await anext(self._chunks, None)) is not None:
-                    piece = await _feed(self._chunks, self._encoder, chunk.audio)
+                    piece = await self._feed(chunk)
                 else:
                     self._is_over = True
-                    self._holding.set(Resource.REQUESTS, 0)
-                    started = time.monotonic()
-                    piece = await asyncio.to_thread(self._encoder.finish)
-                    self._chunks.note_encoding(started)
+                    self._chunks.holding.set(Resource.REQUESTS, 0)
+                    piece = await self._chunks.encode(self._encoder.finish)
         except BaseException:
             await self.aclose()
             raise
@@ -366,23 +369,14 @@ class _Encoded(AsyncIterator[bytes]):
         """Cancel the request if it has not ended. An async generator that has not begun would not do it."""
         self._is_over = True
         await self._chunks.aclose()
-        self._holding.release()
+        self._chunks.holding.release()
 
 
-async def _feed(chunks: _Listener, encoder: StreamEncoder, audio: np.ndarray) -> bytes:
-    """Encode a chunk; in a thread if the format is slow to encode."""
-    started = time.monotonic()
-    is_fast = encodes_fast(encoder.audio_format)
-    piece = encoder.feed(audio) if is_fast else await asyncio.to_thread(encoder.feed, audio)
-    chunks.note_encoding(started)
-    return piece
-
-
-def _encode_all(received: list[AudioChunk], request: SpeechRequest, chunks: _Listener) -> bytes:
+def _encode_all(chunks: _ChargedChunks, received: list[AudioChunk], audio_format: AudioFormat) -> bytes:
     """Encode all chunks as one file and, if the server has a certificate, sign it."""
-    wave = np.concatenate([chunk.wave for chunk in received])
-    content = encode(wave, received[0].sample_rate, request.audio_format, is_labelled=chunks.is_labelled)
-    return content if chunks.signer is None else chunks.signer.sign(content, request.audio_format)
+    wave = np.concatenate([chunk.audio for chunk in received])
+    content = encode(wave, received[0].sample_rate, audio_format, is_labelled=chunks.is_labelled)
+    return content if chunks.signer is None else chunks.signer.sign(content, audio_format)
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:
