@@ -14,7 +14,7 @@ from s1_mini.sagemaker.models import HostedModels
 from s1_mini.sagemaker.sessions import Sessions
 from s1_mini.sagemaker.settings import ContainerSettings
 from s1_mini.sagemaker.state import ContainerState
-from s1_mini.server.app import create_app
+from s1_mini.server.app import add_routes, create_app
 from s1_mini.server.member import ReplicaInfo
 from s1_mini.server.settings import ServerSettings
 from s1_mini.server.state import state_in
@@ -49,12 +49,11 @@ def make_container_app(
     hosted = HostedModels(container, engine)
     state = ContainerState(**vars(server), sessions=known, hosted=hosted, streams=streams)
     app.state = state  # type: ignore[assignment]
-    app.router.routes += invocations.router.routes
+    add_routes(app, invocations.router, models.router)
     app.add_api_route("/invocations", invocations.invoke, **invocations.ROUTE)
-    app.router.routes += models.router.routes
     if endpoint is not None:
         state.endpoint = LocalEndpoint(endpoint, app, container, store)
-        app.router.routes += local_endpoint.router.routes
+        add_routes(app, local_endpoint.router)
     live = app.router.lifespan_context
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry, Counter, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client import Histogram as ClientHistogram
@@ -139,16 +139,19 @@ def create_app(
         asyncio.Semaphore(1),
     )
     app.state = state  # type: ignore[assignment]
-    sockets = (websocket.router, deepgram.router, deepgram_turns.router)
-    https = (*polly.routers, *routes.routers, openai.router, elevenlabs.router, kokoro.router)
-    for router in (*https, *routes_public.routers, *sockets):
-        app.router.routes += router.routes  # `include_router` would build them again during the first request
+    add_routes(app, *polly.routers, *routes.routers, openai.router, elevenlabs.router, kokoro.router)
+    add_routes(app, *routes_public.routers, websocket.router, deepgram.router, deepgram_turns.router)
     # SageMaker's paths are routes of the application itself, so that AWS's container standards can replace them.
     app.add_api_route("/ping", routes_public.ping, **routes_public.PING)
     app.add_exception_handler(HTTPException, _translate_http)
     app.add_exception_handler(RequestValidationError, _translate_validation)
     _add_middleware(app, state)
     return app
+
+
+def add_routes(app: FastAPI, *routers: APIRouter) -> None:
+    """Add routes as they are; `include_router` would build them again during the first request."""
+    app.router.routes += [route for router in routers for route in router.routes]
 
 
 def _accounts(settings: ServerSettings) -> Accounts:
