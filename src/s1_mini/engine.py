@@ -55,10 +55,134 @@ if TYPE_CHECKING:
     from s1_mini.voices.reference import Check
 
 
-class _LocalEngine(SpeechEngine):
-    """An engine in this process: its checkpoint, its voices, and requests."""
+class ProductionTTSEngine(SpeechEngine):
+    """A text-to-speech engine with one checkpoint. Call `start`, or use a `with` or an `async with` block.
+
+    Its settings are an `EngineConfig`, or the fields of `EngineConfig` as keywords, such as `checkpoint_path`.
+
+    The keyword options of all methods that generate audio are those of `SpeechOptions`, described in `TTSRequest` and
+    `SamplingParams`; an unknown option raises `TypeError`. Without `voice` and `reference_audio`, the checkpoint's
+    default voice is used, if it has one.
+
+    Methods and properties that need the loaded checkpoint raise `EngineNotReadyError` before `start` and after `stop`.
+    In a forked child of a process that has started an engine, all of them do.
+    """
 
     _running: EngineRuntime | None
+
+    def stream(self, text: str | TextStream, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
+        """Yield the audio of `text` as it is generated; the last chunk has the finish reason.
+
+        The first chunk has the spoken text and warnings, unless `text` is a `TextStream`. The call raises
+        `RequestError` for an invalid request, `EngineError` if the request cannot begin, for example because the queue
+        is full, and `CheckpointError` if a recording was given and the checkpoint's encoder is missing or invalid. The
+        iterator raises `EngineError`, and also `RequestError` for the text of a `TextStream`, which may still be
+        written.
+        """
+        return self.speak(TTSRequest.of(text, **options))
+
+    def speak(self, request: TTSRequest, *, streams: bool = True) -> Iterator[AudioChunk]:
+        """Stream a request as `stream` does.
+
+        `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
+        """
+        return self.submit(request, streams=streams).accepted()
+
+    def stream_async(
+        self, text: str | TextStream, *, flow: tuple[str, str] = ("", ""), **options: Unpack[SpeechOptions]
+    ) -> Output:
+        """Stream as `stream` does, without blocking the event loop.
+
+        Raises the errors of `submit`; the iterator raises all other errors. `flow` names a
+        client and a group of its requests, such as a batch: clients take turns in the queue, and so do the groups of a
+        client. A request without a group is its own group.
+        """
+        return self.submit(replace(TTSRequest.of(text, **options), flow=flow))
+
+    def generate(
+        self,
+        text: str,
+        *,
+        return_bytes: bool = False,
+        audio_format: AudioFormat = "wav",
+        **options: Unpack[SpeechOptions],
+    ) -> GenerationResponse:
+        """Return the whole audio of `text`.
+
+        The response's `audio_bytes` are a file in `audio_format`. They are encoded when they are first read or, with
+        `return_bytes`, before this method returns. Raises the errors of `stream` and of its iterator, and
+        `ParameterError` for an unknown format.
+        """
+        request = TTSRequest.of(text, **options)
+        chosen, started = check_format(audio_format), time.perf_counter()
+        form = {"return_bytes": return_bytes, "is_labelled": self.config.label_audio}
+        return whole(self.submit(request, streams=False), started, chosen, **form)
+
+    async def generate_async(
+        self,
+        text: str,
+        *,
+        return_bytes: bool = False,
+        audio_format: AudioFormat = "wav",
+        **options: Unpack[SpeechOptions],
+    ) -> GenerationResponse:
+        """Generate as `generate` does, without blocking the event loop; cancelling the task cancels the request."""
+        request = TTSRequest.of(text, **options)
+        chosen, started = check_format(audio_format), time.perf_counter()
+        async with aclosing(self.submit(request, streams=False)) as output:
+            heard = [chunk async for chunk in output]
+        form = {"return_bytes": return_bytes, "is_labelled": self.config.label_audio}
+        return await asyncio.to_thread(whole, heard, started, chosen, **form)
+
+    def generate_batch(
+        self,
+        texts: Sequence[str],
+        reference_audios: Sequence[Audio | None] | None = None,
+        reference_texts: Sequence[str | None] | None = None,
+        *,
+        return_bytes: bool = False,
+        audio_format: AudioFormat = "wav",
+        **options: Unpack[SharedOptions],
+    ) -> BatchGenerationResponse:
+        """Generate several texts, each with its own reference or none; a failed item does not affect the others.
+
+        `return_bytes` and `audio_format` are those of `generate`. Raises `ParameterError` for an invalid option, and if
+        the lists differ in length, and `EngineNotReadyError` if the engine is not started.
+        """
+        self._ready()
+        started = time.perf_counter()
+        shared, chosen = TTSRequest.of("", **options), check_format(audio_format)
+        texts = _listed("texts", texts)
+        audios = _matched("reference_audios", reference_audios, len(texts))
+        transcripts = _matched("reference_texts", reference_texts, len(texts))
+        items = [self._begin_item(shared, *item) for item in zip(texts, audios, transcripts, strict=True)]
+        form = {"return_bytes": return_bytes, "is_labelled": self.config.label_audio}
+        results = [collect(item, started, chosen, **form) for item in items]
+        success = all(result.success for result in results)
+        return BatchGenerationResponse(success, results, time.perf_counter() - started)
+
+    async def generate_batch_async(
+        self,
+        texts: Sequence[str],
+        reference_audios: Sequence[Audio | None] | None = None,
+        reference_texts: Sequence[str | None] | None = None,
+        *,
+        return_bytes: bool = False,
+        audio_format: AudioFormat = "wav",
+        **options: Unpack[SharedOptions],
+    ) -> BatchGenerationResponse:
+        """Generate several texts as `generate_batch` does, without blocking the event loop."""
+        refuse_fork()
+        begin = partial(self.generate_batch, return_bytes=return_bytes, audio_format=audio_format, **options)
+        return await asyncio.to_thread(begin, texts, reference_audios, reference_texts)
+
+    def _begin_item(self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None) -> Output | S1MiniError:
+        try:
+            voice = shared.voice if audio is None else None
+            request = replace(shared, text=text, voice=voice, references=references_of(audio, said))
+            return self.submit(request, streams=False)
+        except S1MiniError as error:
+            return error
 
     def reload(self, checkpoint_path: str | Path | None = None, *, timeout_s: float | None = None) -> None:
         """Load `checkpoint_path`, or the built-in checkpoint if it is None, while requests continue.
@@ -200,134 +324,6 @@ class _LocalEngine(SpeechEngine):
         self, text: str, *, normalize: Normalize | None = None, on_unsupported: OnUnsupported | None = None
     ) -> int:
         return self._ready().count_tokens(TTSRequest(text, normalize=normalize, on_unsupported=on_unsupported))
-
-
-class ProductionTTSEngine(_LocalEngine):
-    """A text-to-speech engine with one checkpoint. Call `start`, or use a `with` or an `async with` block.
-
-    Its settings are an `EngineConfig`, or the fields of `EngineConfig` as keywords, such as `checkpoint_path`.
-
-    The keyword options of all methods that generate audio are those of `SpeechOptions`, described in `TTSRequest` and
-    `SamplingParams`; an unknown option raises `TypeError`. Without `voice` and `reference_audio`, the checkpoint's
-    default voice is used, if it has one.
-
-    Methods and properties that need the loaded checkpoint raise `EngineNotReadyError` before `start` and after `stop`.
-    In a forked child of a process that has started an engine, all of them do.
-    """
-
-    def stream(self, text: str | TextStream, **options: Unpack[SpeechOptions]) -> Iterator[AudioChunk]:
-        """Yield the audio of `text` as it is generated; the last chunk has the finish reason.
-
-        The first chunk has the spoken text and warnings, unless `text` is a `TextStream`. The call raises
-        `RequestError` for an invalid request, `EngineError` if the request cannot begin, for example because the queue
-        is full, and `CheckpointError` if a recording was given and the checkpoint's encoder is missing or invalid. The
-        iterator raises `EngineError`, and also `RequestError` for the text of a `TextStream`, which may still be
-        written.
-        """
-        return self.speak(TTSRequest.of(text, **options))
-
-    def speak(self, request: TTSRequest, *, streams: bool = True) -> Iterator[AudioChunk]:
-        """Stream a request as `stream` does.
-
-        `streams=False` means that the audio is needed only as a whole, so that streams are scheduled first.
-        """
-        return self.submit(request, streams=streams).accepted()
-
-    def stream_async(
-        self, text: str | TextStream, *, flow: tuple[str, str] = ("", ""), **options: Unpack[SpeechOptions]
-    ) -> Output:
-        """Stream as `stream` does, without blocking the event loop.
-
-        Raises the errors of `submit`; the iterator raises all other errors. `flow` names a
-        client and a group of its requests, such as a batch: clients take turns in the queue, and so do the groups of a
-        client. A request without a group is its own group.
-        """
-        return self.submit(replace(TTSRequest.of(text, **options), flow=flow))
-
-    def generate(
-        self,
-        text: str,
-        *,
-        return_bytes: bool = False,
-        audio_format: AudioFormat = "wav",
-        **options: Unpack[SpeechOptions],
-    ) -> GenerationResponse:
-        """Return the whole audio of `text`.
-
-        The response's `audio_bytes` are a file in `audio_format`. They are encoded when they are first read or, with
-        `return_bytes`, before this method returns. Raises the errors of `stream` and of its iterator, and
-        `ParameterError` for an unknown format.
-        """
-        request = TTSRequest.of(text, **options)
-        chosen, started = check_format(audio_format), time.perf_counter()
-        form = {"return_bytes": return_bytes, "is_labelled": self.config.label_audio}
-        return whole(self.submit(request, streams=False), started, chosen, **form)
-
-    async def generate_async(
-        self,
-        text: str,
-        *,
-        return_bytes: bool = False,
-        audio_format: AudioFormat = "wav",
-        **options: Unpack[SpeechOptions],
-    ) -> GenerationResponse:
-        """Generate as `generate` does, without blocking the event loop; cancelling the task cancels the request."""
-        request = TTSRequest.of(text, **options)
-        chosen, started = check_format(audio_format), time.perf_counter()
-        async with aclosing(self.submit(request, streams=False)) as output:
-            heard = [chunk async for chunk in output]
-        form = {"return_bytes": return_bytes, "is_labelled": self.config.label_audio}
-        return await asyncio.to_thread(whole, heard, started, chosen, **form)
-
-    def generate_batch(
-        self,
-        texts: Sequence[str],
-        reference_audios: Sequence[Audio | None] | None = None,
-        reference_texts: Sequence[str | None] | None = None,
-        *,
-        return_bytes: bool = False,
-        audio_format: AudioFormat = "wav",
-        **options: Unpack[SharedOptions],
-    ) -> BatchGenerationResponse:
-        """Generate several texts, each with its own reference or none; a failed item does not affect the others.
-
-        `return_bytes` and `audio_format` are those of `generate`. Raises `ParameterError` for an invalid option, and if
-        the lists differ in length, and `EngineNotReadyError` if the engine is not started.
-        """
-        self._ready()
-        started = time.perf_counter()
-        shared, chosen = TTSRequest.of("", **options), check_format(audio_format)
-        texts = _listed("texts", texts)
-        audios = _matched("reference_audios", reference_audios, len(texts))
-        transcripts = _matched("reference_texts", reference_texts, len(texts))
-        items = [self._begin_item(shared, *item) for item in zip(texts, audios, transcripts, strict=True)]
-        form = {"return_bytes": return_bytes, "is_labelled": self.config.label_audio}
-        results = [collect(item, started, chosen, **form) for item in items]
-        success = all(result.success for result in results)
-        return BatchGenerationResponse(success, results, time.perf_counter() - started)
-
-    async def generate_batch_async(
-        self,
-        texts: Sequence[str],
-        reference_audios: Sequence[Audio | None] | None = None,
-        reference_texts: Sequence[str | None] | None = None,
-        *,
-        return_bytes: bool = False,
-        audio_format: AudioFormat = "wav",
-        **options: Unpack[SharedOptions],
-    ) -> BatchGenerationResponse:
-        """Generate several texts as `generate_batch` does, without blocking the event loop."""
-        refuse_fork()
-        begin = partial(self.generate_batch, return_bytes=return_bytes, audio_format=audio_format, **options)
-        return await asyncio.to_thread(begin, texts, reference_audios, reference_texts)
-
-    def _begin_item(self, shared: TTSRequest, text: str, audio: Audio | None, said: str | None) -> Output | S1MiniError:
-        try:
-            voice = shared.voice if audio is None else None
-            request = replace(shared, text=text, voice=voice, references=references_of(audio, said))
-            return self.submit(request, streams=False)
-        except S1MiniError as error:
-            return error
 
 
 def _listed(name: str, values: Any) -> list[Any]:

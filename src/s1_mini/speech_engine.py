@@ -45,8 +45,12 @@ class Running(Protocol):
     def close(self, *, drains: bool, timeout_s: float | None) -> None: ...
 
 
-class Lifecycle(ABC):
-    """Configuration, metrics, start and stop, and state of an engine."""
+class SpeechEngine(ABC):
+    """What a server needs of an engine. Safe to call from several threads.
+
+    Methods and properties that need the loaded checkpoint raise `EngineNotReadyError` before `start` and after `stop`.
+    In a forked child of a process that has started an engine, all of them do.
+    """
 
     def __init__(self, config: EngineConfig | None = None, **settings: Any) -> None:
         """Take an `EngineConfig`, or its fields as keywords, such as `checkpoint_path`; `start` loads the checkpoint.
@@ -155,14 +159,6 @@ class Lifecycle(ABC):
                 raise EngineNotReadyError("the engine was stopped; start() loads it again")
             raise EngineNotReadyError("the engine is not started; call start() or use it in a with block")
         return running
-
-
-class SpeechEngine(Lifecycle):
-    """What a server needs of an engine. Safe to call from several threads.
-
-    Methods and properties that need the loaded checkpoint raise `EngineNotReadyError` before `start` and after `stop`.
-    In a forked child of a process that has started an engine, all of them do.
-    """
 
     @abstractmethod
     def voice_names(self) -> list[str]:
