@@ -126,12 +126,13 @@ class EngineLink(Child):
         """
         metrics = self._engine.metrics
         try:
-            self.facts: Facts = self.call("start", config, metrics, logging.getLogger().level).result()
+            facts: Facts = self.call("start", config, metrics, logging.getLogger().level).result()
         except BaseException:
             self.stop()
             raise
-        self._known: dict[str, Any] = {"health_check": self.facts.health, "families": list(metrics.families())}
-        self.description = Checkpoint(self.facts.directory).description
+        self._known: dict[str, Any] = {"health_check": facts.health, "families": list(metrics.families())}
+        self.description = Checkpoint(facts.directory).description
+        self.num_slots, self.has_word_times = facts.num_slots, facts.has_word_times
 
     def submit(self, request: TTSRequest, *, streams: bool, as_int16: bool) -> Output:
         """Submit a request; the output raises its errors. Raises `ParameterError` for a `TextStream` in use."""
@@ -139,11 +140,10 @@ class EngineLink(Child):
         queue = OutputQueue(partial(self._cancel, number))
         output, self._outputs[number] = Output(queue), Incoming(number, queue, self.send)
         queue.on_take = partial(self._resume, number)
-        reports_end = (on_end := request.on_end) is not None
-        if on_end is not None:
-            self._on_end[number] = on_end
+        if request.on_end is not None:
+            self._on_end[number] = request.on_end
         sent = replace(request, stream=None, on_end=None)
-        self.send(Speak(number, sent, streams, as_int16, stream is not None, reports_end))
+        self.send(Speak(number, sent, streams, as_int16, stream is not None, request.on_end is not None))
         if stream is not None:
             try:
                 stream.attach(lambda piece, is_last: self.send(Text(number, piece, is_last)))
@@ -163,14 +163,6 @@ class EngineLink(Child):
         if self._is_over:
             self._end_all()
         return future
-
-    @property
-    def has_word_times(self) -> bool:
-        return self.facts.has_word_times
-
-    @property
-    def num_slots(self) -> int:
-        return self.facts.num_slots
 
     def state(self) -> EngineState:
         """Return the state that the process last reported."""

@@ -46,15 +46,18 @@ from s1_mini.remote.channel import (
 )
 from s1_mini.runtime.process import IdleCollector, prepare_process
 from s1_mini.text_stream import BackgroundTextStream
-from s1_mini.types import AudioChunk, EngineState, TTSRequest
+from s1_mini.types import AudioChunk, EngineState
 
 
 class Outgoing:
     """The audio of one request on its way to the server. Used by the writing thread, except where noted."""
 
-    def __init__(self, number: int, output: Output, send: Callable[[object], None], *, as_int16: bool) -> None:
-        """`send(self)` makes the writing thread call `take`."""
-        self.number, self._output, self._send, self._as_int16 = number, output, send, as_int16
+    def __init__(
+        self, speak: Speak, output: Output, text: BackgroundTextStream | None, send: Callable[[object], None]
+    ) -> None:
+        """`text` is the request's, if more of it may come. `send(self)` makes the writing thread call `take`."""
+        self.number, self._as_int16, self.text = speak.number, speak.as_int16, text
+        self._output, self._send = output, send
         self.is_paused = False  # until the consumer takes audio; set by the reading thread
         self._is_marked = False
         self._held = 0  # bytes that were reported as not sent
@@ -111,7 +114,6 @@ class EngineWorker:
         )
         self.send = self._channel.send
         self._tasks: dict[int, asyncio.Task[None]] = {}  # calls in progress
-        self._texts: dict[int, BackgroundTextStream] = {}  # that are still being written
         self._outgoing: dict[int, Outgoing] = {}
         self._state: EngineState | None = None  # last sent
         self._voice_changes = -1  # at the last sent names
@@ -147,11 +149,7 @@ class EngineWorker:
     def _handle(self, message: Any) -> None:
         match message:
             case Speak():
-                request = message.request
-                if message.has_stream:  # now, because the text may be complete before the request begins
-                    self._texts[message.number] = text = BackgroundTextStream()
-                    request = replace(request, stream=text)
-                self._speak(message, request)
+                self._speak(message)
             case Call():
                 self._spawn(message.number, self._call(message))
             case Text():
@@ -167,21 +165,18 @@ class EngineWorker:
     def _end(self, number: int, task: asyncio.Task[None]) -> None:
         del self._tasks[number]
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._texts.pop(number, None)
             self.send(Failed(number, portable(error)))
 
-    def _speak(self, message: Speak, request: TTSRequest) -> None:
-        number = message.number
-        if message.reports_end:
-            request = replace(request, on_end=lambda phases: self.send(Ended(number, phases)))
+    def _speak(self, message: Speak) -> None:
+        number, text = message.number, BackgroundTextStream() if message.has_stream else None
+        on_end = (lambda phases: self.send(Ended(number, phases))) if message.reports_end else None
         try:
-            output = self._engine.submit(request, streams=message.streams)
+            output = self._engine.submit(replace(message.request, stream=text, on_end=on_end), streams=message.streams)
         except Exception as error:  # it belongs to the request's consumer
-            self._texts.pop(number, None)
             self.send(Failed(number, portable(error)))
             return
         output.queue.whole = False
-        outgoing = self._outgoing[number] = Outgoing(number, output, self.send, as_int16=message.as_int16)
+        outgoing = self._outgoing[number] = Outgoing(message, output, text, self.send)
         output.queue.watch(outgoing.mark)
         outgoing.mark()  # for chunks that arrived before `watch`
 
@@ -194,16 +189,15 @@ class EngineWorker:
         self.send(Result(call.number, self._engine.metrics if call.method == "stop" else value))
 
     def _write_text(self, message: Text) -> None:
-        if (text := self._texts.get(message.number)) is None:
+        outgoing = self._outgoing.get(message.number)
+        if outgoing is None or (text := outgoing.text) is None:
             return
         if message.piece:
             text.write(message.piece)
         if message.is_last:
             text.close()
-            self._texts.pop(message.number, None)
 
     def _cancel(self, number: int) -> None:
-        self._texts.pop(number, None)
         if (task := self._tasks.get(number)) is not None:
             task.cancel()
         if (outgoing := self._outgoing.pop(number, None)) is not None:
@@ -219,7 +213,6 @@ class EngineWorker:
             elif item.number in self._outgoing and (audio := item.take()) is not None:
                 messages.append(audio)
                 if audio.has_ended and self._outgoing.pop(item.number, None) is not None:
-                    self._texts.pop(item.number, None)  # a request may end before its text does
                     item.close()
         now = time.monotonic()
         if now >= self._next_news or any(isinstance(message, Result) for message in messages):
