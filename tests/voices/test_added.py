@@ -156,6 +156,34 @@ def test_changes_by_another_process_are_seen(folder: Path) -> None:
     assert mine.get("mia") is None
 
 
+def test_a_voice_that_another_process_changes_while_it_is_read_is_missing_or_new(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = VoiceDirectory(folder, voice_format("codec")), VoiceDirectory(folder, voice_format("codec"))
+    replacements = [make_voice(2), None]
+    original = form.open_regular
+
+    def change_first(path: Path) -> BinaryIO:
+        if replacements:
+            theirs.remove("mia")
+            if (voice := replacements.pop()) is not None:
+                opened = original(path.parent / "other.safetensors")
+                theirs.put(NamedVoice("mia", voice), replace=False)
+                return opened
+        return original(path)
+
+    (folder / "other.safetensors").write_bytes(b"half of a file")
+    monkeypatch.setattr(form, "open_regular", change_first)
+    theirs.put(NamedVoice("mia", make_voice(1)), replace=False)
+    deleted = mine.get("mia")
+    theirs.put(NamedVoice("mia", make_voice(1)), replace=False)
+    replaced = mine.get("mia")
+
+    assert deleted is None
+    assert replaced is not None
+    assert torch.equal(replaced.voice.tensors["codes"], make_voice(2).tensors["codes"])
+
+
 def test_of_many_concurrent_writers_of_a_name_one_wins(folder: Path) -> None:
     directories = [VoiceDirectory(folder, voice_format("codec")) for _ in range(8)]
     outcomes: list[str] = []

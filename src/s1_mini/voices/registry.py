@@ -239,18 +239,18 @@ class VoiceDirectory(AddedVoices):
         if not is_name(name):  # an invalid name must not become part of a path
             return None
         path = self._path(name, SUFFIX)
-        try:
-            state = path.stat()
-        except OSError:
+        signature = _signature(path)
+        if signature is None:
             self._note(name, is_there=False)
             return None
-        signature = (state.st_ino, state.st_mtime_ns, state.st_size)
         known = self._cache.get(key)
         if known is not None and known[0] == signature:
             return cast(Content, known[1])
         try:
             content = read(path, self.form)
         except CheckpointFileError as error:
+            if _signature(path) != signature:  # another process has just deleted or replaced the voice
+                return self._open(name, key, read, size)
             reason = str(error).removeprefix(f"{path} ")
             raise VoiceFileError(
                 "voice", f"{name!r} cannot be used: {path.name} {reason}; add its recording again, or delete it"
@@ -280,6 +280,15 @@ class VoiceDirectory(AddedVoices):
     def _path(self, name: str, suffix: str) -> Path:
         assert is_name(name), "the name is not valid"
         return self.folder / f"{name}{suffix}"
+
+
+def _signature(path: Path) -> Signature | None:
+    """Return the signature of a file; None if there is none."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_mtime_ns, state.st_size
 
 
 def _exists(name: str) -> VoiceExistsError:
