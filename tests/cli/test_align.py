@@ -18,7 +18,7 @@ from s1_mini.families.cascade.family import Cascade
 from s1_mini.runtime.finishing import Finishing, PartFinish
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import SamplingParams, Voice
+from s1_mini.types import SamplingParams, TTSRequest, Voice
 from s1_mini.voices.library import write_voice
 from s1_mini.weights.directory import DEFAULT_MODEL, read_json
 from tests.cli.conftest import Call
@@ -206,9 +206,8 @@ def test_all_heads_together_have_the_scores_of_each_alone(
         for chosen in [heads] if several else [[head] for head in heads]:
             speaker.loaded.heads = chosen
             synthesizer = Synthesizer(speaker, EngineConfig(**PLAIN))
-            queue = synthesizer.speak(
-                ["Hello."], [], SamplingParams(seed=1, max_new_tokens=6), deadline=float("inf"), word_times=True
-            )
+            sampling, request = SamplingParams(seed=1, max_new_tokens=6), TTSRequest("", word_times=True)
+            queue = synthesizer.speak(["Hello."], [], sampling, request)
             recorder = Recorder()
             queue.finish = Finishing(PartFinish(recorder))
             assert list(queue)

@@ -27,7 +27,7 @@ from s1_mini.layers.staging import Writes
 from s1_mini.runtime.finishing import Finishing, PartFinish
 from s1_mini.runtime.loader import load
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import SamplingParams, Voice, Word
+from s1_mini.types import SamplingParams, TTSRequest, Voice, Word
 from s1_mini.voices.library import write_voice
 from s1_mini.weights.directory import read_json
 from tests.families.qwen3_room import LETTERS, RATE, START, clone, config, follow_text, opened, written
@@ -116,7 +116,7 @@ def spoken(directory: Path, layout: str, text: str, frames: int) -> np.ndarray:
     synthesizer = Synthesizer(speaker, settings)
     sampling = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, repetition_penalty=1.0, max_new_tokens=frames)
     voices = [clone(speaker.loaded, frames=20)]
-    queue = synthesizer.speak([text], voices, sampling, deadline=float("inf"), word_times=True)
+    queue = synthesizer.speak([text], voices, sampling, TTSRequest("", word_times=True))
     recorder = Recorder()
     queue.finish = Finishing(PartFinish(recorder))
     assert list(queue)

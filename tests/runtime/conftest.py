@@ -15,7 +15,7 @@ from s1_mini.core.output_queue import OutputQueue
 from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import SamplingParams, Voice
+from s1_mini.types import ChunkProfile, SamplingParams, TTSRequest, Voice
 from voice_formats import BOOKS
 
 Equip = Callable[[EngineCore], None]
@@ -57,11 +57,12 @@ def ask(
     frames: int = 12,
     temperature: float = 0.8,
     voices: Sequence[Voice] = (),
-    deadline: float = float("inf"),
+    profile: ChunkProfile | None = None,
     **options: Any,
 ) -> OutputQueue:
     sampling = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=frames)
-    return synthesizer.speak(pieces or ("Hello.",), voices, sampling, deadline=deadline, **options)
+    request = TTSRequest("", chunk_profile=profile)
+    return synthesizer.speak(pieces or ("Hello.",), voices, sampling, request, **options)
 
 
 def sound(queue: OutputQueue) -> np.ndarray:

@@ -24,7 +24,7 @@ from s1_mini.exceptions import ParameterError, VerificationError
 from s1_mini.runtime.finishing import Finishing, PartFinish
 from s1_mini.runtime.loader import LoadedCheckpoint, load
 from s1_mini.runtime.synthesizer import Synthesizer
-from s1_mini.types import SamplingParams, Voice, Word
+from s1_mini.types import SamplingParams, TTSRequest, Voice, Word
 from s1_mini.voices.registry import VoiceRegistry
 from s1_mini.weights.write import new_directory
 
@@ -164,7 +164,7 @@ def _speak(
     synthesizer: Synthesizer, text: str, voices: Sequence[Voice], sampling: SamplingParams
 ) -> tuple[np.ndarray, list[AlignedFrames]]:
     recorder = Recorder()
-    queue = synthesizer.speak([text], voices, sampling, streams=False, word_times=True)
+    queue = synthesizer.speak([text], voices, sampling, TTSRequest("", word_times=True), streams=False)
     queue.finish = Finishing(PartFinish(recorder))
     for _ in queue:
         pass

@@ -16,7 +16,7 @@ import torch
 from s1_mini.alignment.words import WordTimes
 from s1_mini.audio.effects import Effects
 from s1_mini.config import EngineConfig
-from s1_mini.core.output_queue import Output, OutputQueue
+from s1_mini.core.output_queue import Output
 from s1_mini.core.request import Request
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.base import Description
@@ -77,25 +77,14 @@ class EngineRuntime:
         `EngineNotReadyError` after `close`; the output raises all other errors.
         """
         sampling = self.speaker.description.sampling_of(request)
-        queue = OutputQueue(lambda: self.synthesizer.core.cancel(accepted), whole=not streams)
-        accepted = self.synthesizer.accept(
-            queue,
-            sampling,
-            deadline=deadline,
-            profile=request.chunk_profile or "balanced",
-            adapts=request.adapts_chunks,
-            streams=streams,
-            flow=request.flow,
-            word_times=request.word_times,
-            on_end=request.on_end,
-        )
+        accepted = self.synthesizer.accept(request, sampling, deadline=deadline, streams=streams)
         preparation = Preparation(self, request, accepted)
         try:
             preparation.start()
         except BaseException as error:
             self.synthesizer.core.refuse(accepted, error)
             raise
-        return Output(queue, preparation.cancel)
+        return Output(accepted.speech.queue, preparation.cancel)
 
     def begin(self, request: TTSRequest, accepted: Request, plan: Plan, encoded: Sequence[Voice]) -> None:
         """Queue an accepted request; `encoded` are the voices of its references.

@@ -38,7 +38,7 @@ from s1_mini.runtime.sizing import measure_slots
 from s1_mini.runtime.tasks import Steps
 from s1_mini.text.arriving import ArrivingText
 from s1_mini.text_stream import TextStream
-from s1_mini.types import ChunkProfile, Phases, SamplingParams, Voice
+from s1_mini.types import SamplingParams, TTSRequest, Voice
 from s1_mini.voices.format import Tensors, VoiceFormat
 from s1_mini.voices.reference import Check
 from s1_mini.voices.reference_cache import ReferenceCache, ReferenceStore
@@ -54,6 +54,7 @@ CACHE_FAMILIES: tuple[tuple[str, Literal["counter", "gauge"], str], ...] = (
 WARM_UP_SEEDS = range(4)
 WARM_UP_TEXT = "Ready."
 NO_ITEMS = np.zeros(0, np.int64)
+NO_OPTIONS = TTSRequest("")
 
 # For models with fewer bytes of weights, torch uses one CPU thread per call, because synchronizing a second thread
 # costs more time than it saves (an early built-in voice, torch, 2026-11: 26 ms per frame on two threads, 17 on one).
@@ -171,38 +172,33 @@ class Synthesizer:
 
     def accept(
         self,
-        queue: OutputQueue,
+        request: TTSRequest,
         sampling: SamplingParams,
         *,
         deadline: float = float("inf"),
-        profile: ChunkProfile = "balanced",
-        adapts: bool = False,
         streams: bool = True,
-        flow: tuple[str, str] = ("", ""),
-        word_times: bool = False,
-        on_end: Callable[[Phases], None] | None = None,
     ) -> Request:
-        """Accept a request whose audio goes to `queue`; `begin`, `begin_stream` or `EngineCore.refuse` must follow.
+        """Accept a request; `begin`, `begin_stream` or `EngineCore.refuse` must follow.
 
-        `deadline` is a time of `time.monotonic`. `flow` has the client and the group, for fair turns in the queue.
-        Never waits. The queue may raise `EngineError`, such as `GenerationError` or `RequestTimeoutError`.
+        `deadline` is a time of `time.monotonic`. Never waits. The queue of its audio may raise `EngineError`, such as
+        `GenerationError` or `RequestTimeoutError`.
         """
         arrived = time.monotonic()
-        speech = AudioOutput(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams)
-        request = Request(
+        queue = OutputQueue(lambda: self.core.cancel(accepted), whole=not streams)
+        accepted = Request(
             next(self._numbers),
-            speech,
+            AudioOutput(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams),
             sampling,
             arrived,
             deadline,
-            profile,
-            adapts,
-            flow,
-            word_times=word_times,
-            on_end=on_end,
+            profile=request.chunk_profile or "balanced",
+            adapts=request.adapts_chunks,
+            flow=request.flow,
+            word_times=request.word_times,
+            on_end=request.on_end,
         )
-        self.core.submit(request)
-        return request
+        self.core.submit(accepted)
+        return accepted
 
     def begin(self, request: Request, parts: Sequence[SpokenPart], options: PromptOptions = PLAIN) -> None:
         """Queue the text of an accepted request; the last chunk of its audio has the finish reason.
@@ -268,17 +264,21 @@ class Synthesizer:
         request.speech.queue.accept()
 
     def speak(
-        self, pieces: Sequence[str], voices: Sequence[Voice], sampling: SamplingParams, **options: Any
+        self,
+        pieces: Sequence[str],
+        voices: Sequence[Voice],
+        sampling: SamplingParams,
+        request: TTSRequest = NO_OPTIONS,
+        **options: Any,
     ) -> OutputQueue:
-        """Queue a request of one part; `options` are those of `accept`. Raises the errors of `begin`."""
-        queue = OutputQueue(lambda: self.core.cancel(request), whole=not options.get("streams", True))
-        request = self.accept(queue, sampling, **options)
+        """Queue a request of one part; `request` and `options` are those of `accept`. Raises the errors of `begin`."""
+        accepted = self.accept(request, sampling, **options)
         try:
-            self.begin(request, [SpokenPart(pieces, voices, seed_of(sampling))])
+            self.begin(accepted, [SpokenPart(pieces, voices, seed_of(sampling))])
         except BaseException as error:
-            self.core.refuse(request, error)
+            self.core.refuse(accepted, error)
             raise
-        return queue
+        return accepted.speech.queue
 
     def prompt(self, voice: Voice) -> PromptTokens:
         """Return a prompt that begins with `voice`. The prompt contains the length and the key of that prefix.
