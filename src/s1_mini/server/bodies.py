@@ -13,7 +13,6 @@ import codecs
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -72,20 +71,20 @@ async def read_json(request: Request, model: type[Model], allowed: str = JSON) -
     if kind not in JSON_TYPES and not (kind.startswith("application/") and kind.endswith("+json")):
         raise unsupported_type(request, allowed)
     max_marks = MAX_MARKS + MARKS_PER_ITEM * state_of(request).settings.max_batch_items
-    return await _parsed(request, parse_json, model, max_marks)
+    return await in_turn(state_of(request), parse_json, await request.body(), model, max_marks)
 
 
-async def _parsed(request: Request, parse: Callable[..., Result], *arguments: Any) -> Result:
-    body = await request.body()
-    if len(body) <= SMALL_BYTES:
-        return parse(body, *arguments)
-    return await in_turn(state_of(request), parse, body, *arguments)
+async def in_turn(
+    state: ServerState, work: Callable[..., Result], data: bytes | str, *arguments: Any, small: int = SMALL_BYTES
+) -> Result:
+    """Return `work(data, *arguments)`. Data longer than `small` is processed in a thread.
 
-
-async def in_turn(state: ServerState, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Process a large body in a thread, one body at a time, because each holds the GIL for tens of milliseconds."""
+    That happens to one large body at a time, because each holds the GIL for tens of milliseconds.
+    """
+    if len(data) <= small:
+        return work(data, *arguments)
     async with state.large_bodies:
-        return await asyncio.to_thread(work, *arguments)
+        return await asyncio.to_thread(work, data, *arguments)
 
 
 def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> Model:
@@ -210,13 +209,11 @@ async def read_speech(request: Request, model: type[Speech]) -> tuple[Speech, by
         if recording is not None and body.reference_audio is not None:
             raise InvalidError("reference_audio", "was given more than once")
     elif kind == MSGPACK:
-        body, recording = await _parsed(request, parse_msgpack, model), None
+        body, recording = await in_turn(state_of(request), parse_msgpack, await request.body(), model), None
     else:
         body, recording = await read_json(request, model, f"{JSON}, {MSGPACK} or {FORM}"), None
     if body.reference_audio is not None:
-        is_large = len(body.reference_audio) > SMALL_BYTES
-        decode = partial(decode_base64, body.reference_audio)
-        recording = await in_turn(state_of(request), decode) if is_large else decode()
+        recording = await in_turn(state_of(request), decode_base64, body.reference_audio)
     return body, recording
 
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketState
 
 from s1_mini.exceptions import S1MiniError
-from s1_mini.server.bodies import SMALL_BYTES, check_structure, in_turn
+from s1_mini.server.bodies import check_structure, in_turn
 from s1_mini.server.errors import (
     BodyError,
     BusyError,
@@ -201,8 +201,7 @@ class Session:
         try:
             if text is None:
                 raise BodyError("binary messages are not accepted; send JSON as text")
-            is_large = len(text) > SMALL_BYTES
-            parsed = await in_turn(self.state, _parse, text, self.protocol) if is_large else _parse(text, self.protocol)
+            parsed = await in_turn(self.state, _parse, text, self.protocol)
         except S1MiniError:
             if self.queue.is_closed:
                 return

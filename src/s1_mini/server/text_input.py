@@ -139,7 +139,7 @@ class TextInput:
 
     async def cut(self, cut: Callable[[str], Cut], text: str) -> Cut:
         """Return `cut(text)`; for a long text, it runs in a thread."""
-        return cut(text) if len(text) <= SMALL_TEXT else await in_turn(self._state, cut, text)
+        return await in_turn(self._state, cut, text, small=SMALL_TEXT)
 
     def speak(self, track: Track, text: str, joined: Joined | None = None) -> None:
         """Speak a stretch of text; `joined`: how it continues the audio before it."""
