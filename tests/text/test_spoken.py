@@ -81,6 +81,11 @@ def test_normalizing_twice_changes_nothing(rows: list[tuple[str, str, set[str]]]
         ("en", "We left at 6 p.m. The bus was late.", "We left at six P M. The bus was late."),
         ("en", "Bring paper, etc. I have glue.", "Bring paper, et cetera. I have glue."),
         ("en", "Add 1/2 tsp. pepper.", "Add half a teaspoon pepper."),
+        ("en", "Leave at Exit 14B. Ferries wait.", "Leave at Exit fourteen B. Ferries wait."),
+        ("en", "Wash at 40 °C. Dry flat.", "Wash at forty degrees Celsius. Dry flat."),
+        ("en", "It has 1.2 g. Net weight: 3 oz", "It has one point two grams. Net weight: three ounces"),
+        ("en", "Buzz 3022\nB: yes", "Buzz three thousand twenty-two\nB: yes"),
+        ("en", "Edited by M. O'Neil.", "Edited by M O'Neil."),
         ("en", "See you there :)", "See you there"),
         # A dash between words is a pause, a hyphen is not.
         ("en", "My brother - the tall one - is late.", "My brother, the tall one, is late."),

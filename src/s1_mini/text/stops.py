@@ -128,7 +128,8 @@ _INTRODUCED = re.compile(
 )
 _INGREDIENT = re.compile(r"(?:tbsp|tsp|oz|lbs?|k?g|ml|pt|qt|gal)$", re.IGNORECASE)
 _RECIPE = re.compile(
-    r"(?:^|[\n.:;,•*-]|\b(?:and|or|add|with|plus|of))\s{0,3}(?:\d[\d./]{0,5} )?[\d./]{1,6}\s?\S{0,6}$", re.IGNORECASE
+    r"(?:^|[\n:;•*-]|[.,](?!\d)|\b(?:and|or|add|with|plus|of))\s{0,3}(?:\d[\d./]{0,5} )?[\d./]{1,6}\s?\S{0,6}$",
+    re.IGNORECASE,
 )
 
 
@@ -249,5 +250,7 @@ def is_numbered(text: str, start: int, stop: int) -> bool:
 
 
 def is_spelled(text: str, start: int) -> bool:
-    """Return whether the letter at `text[start]` ends an initialism that is spelt out: the O of "C E O"."""
-    return re.search(r"(?<![\w.'-])[A-Z] $", text[max(0, start - 3) : start]) is not None
+    """Return whether the letter at `text[start]` ends what is spelt out: the O of "C E O", the B of "14 B"."""
+    before = text[max(0, start - 12) : start]
+    follows_number = before[-1:] == " " and re.split("[ -]", before[:-1])[-1] in SPELT_NUMBERS
+    return follows_number or re.search(r"(?:(?<![\w.'-])[A-Z]|\d) $", before[-3:]) is not None

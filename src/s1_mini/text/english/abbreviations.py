@@ -180,7 +180,7 @@ _UNDOTTED = re.compile(
     r"[Gg]ov't|[Ii]nt'l|[Nn]at'l|[Dd]ep't|[Aa]ss'n|[Cc]ont'd)(?![\w./])"
 )
 _LETTERS = re.compile(r"(?:(?<![\w.'-])|(?<=[A-Za-z]-))((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
-_INITIAL = re.compile(r"(?<![\w.'-])([A-Z])\.(?=\s?[A-Z](?:\.|[a-z]))")
+_INITIAL = re.compile(r"(?<![\w.'°-])([A-Z])\.(?=\s?[A-Z](?:[.']|[a-z]))")
 DIRECTIONS = table("N=North, S=South, E=East, W=West, NE=Northeast, NW=Northwest, SE=Southeast, SW=Southwest")
 _COMPASS_OF = re.compile(  # 35 km SE of Tokyo
     r"((?<=[a-z] )[NS][EW]|(?:(?<=\d km )|(?<=\d mi )|(?<=miles )|(?<=meters ))[NSEW])(?= of (?:[A-Z]|the\b))"

@@ -13,7 +13,7 @@ def _currencies(text: str) -> dict[str, tuple[str, ...]]:
     return {sign: tuple(names.replace("_", " ") for names in each.split()) for sign, each in table(text).items()}
 
 
-SCALE = r"(?:[\s-]?(hundred|lakh|crore|thousand|million|billion|trillion|mio|mn|mm|bn|trn|tn|[kKmMbBtT])(?![\w']))?"
+SCALE = r"(?:[ -]?(hundred|lakh|crore|thousand|million|billion|trillion|mio|mn|mm|bn|trn|tn|[kKmMbBtT])(?![\w']))?"
 # For each currency: singular and plural of the unit, then of the subunit.
 _SIGNED = _currencies(
     "$=dollar dollars cent cents, £=pound pounds penny pence, €=euro euros cent cents, ₹=rupee rupees paisa paise, "

@@ -228,7 +228,7 @@ _DOTS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _CHAIN = re.compile(r"(?<![\w.,-])\d{1,8}(?:-\d{1,8}){2,8}(?![\w-]|[.,]\d)")
 _RANGE = re.compile(rf"(?<![\w.,-])({NUMBER})(\s?)(?:-|–|—)(\s?)(?=({NUMBER})(?![\w-]))")
 _SCALED = re.compile(
-    rf"(?:(?<![\w)\]%°])([-+±~≈])\s?)?(?<![\w.,])(?<![A-Za-z\d]-)({NUMBER})(?:\s?(?!K))?(k|K|M|B|bn|mn|tn)(?![\w'-])"
+    rf"(?:(?<![\w)\]%°])([-+±~≈])\s?)?(?<![\w.,])(?<![A-Za-z\d]-)({NUMBER})(?: ?(?!K))?(k|K|M|B|bn|mn|tn)(?![\w'-])"
 )
 _POWER = re.compile(rf"(?<=[\w)])\s?\^\s?([-+]?)({NUMBER})")
 _SIGN = re.compile(r"(?<![\w)\]%°])([-+±~≈])\s?(?=\.?\d)")
