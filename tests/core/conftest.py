@@ -47,7 +47,7 @@ def _stop_started() -> Iterator[None]:
 
 def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **options: Any) -> OutputQueue:
     options = {"max_steps": 30, "voice": 0.0, "deadline": float("inf"), "streams": True} | options
-    queue = OutputQueue(lambda: core.cancel(request))
+    queue = OutputQueue(lambda: core.scheduler.cancel(request))
     now = time.monotonic()
     speech = AudioOutput(queue, sample_rate=SAMPLE_RATE, arrived=now, is_streamed=options["streams"])
     sampling = SamplingParams(temperature=options.get("temperature", 0.8))
@@ -59,7 +59,7 @@ def ask(core: EngineCore, texts: Sequence[str] = ("Hello.",), seed: int = 1, **o
         prompt = PromptTokens(items, len(shared), shared, voice)
         utterances.append(Utterance(request, index, prompt, options["max_steps"], Place(seed, index)))
     core.submit(request)
-    core.open(request, utterances)
+    core.scheduler.open(request, utterances)
     return queue
 
 

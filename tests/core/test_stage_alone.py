@@ -38,7 +38,7 @@ def make(stage: Stage, index: int, parts: Sequence[np.ndarray] | None, utterance
     place, prompt = Place(1, utterance), PromptTokens(PROMPT)
     said = Utterance(request, utterance, prompt, 400, place, arriving=arriving, has_arrived=parts is None)
     core.submit(request)
-    core.open(request, [said])
+    core.scheduler.open(request, [said])
     for part in parts or ():
         core.scheduler.arrive(said, part, is_final=False)
         time.sleep(0.001)

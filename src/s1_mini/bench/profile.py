@@ -227,9 +227,9 @@ def unthreaded(policies: Sequence[StagePolicy], stages: Sequence[Stage], slots: 
 
 def submit(core: EngineCore, sample_rate: int, prompt: PromptTokens, *, max_steps: int, seed: int) -> OutputQueue:
     """Submit one utterance; return the queue of its audio."""
-    queue, now = OutputQueue(lambda: core.cancel(request)), time.monotonic()
+    queue, now = OutputQueue(lambda: core.scheduler.cancel(request)), time.monotonic()
     speech = AudioOutput(queue, sample_rate=sample_rate, arrived=now, is_streamed=True)
     request = Request(next(_numbers), speech, SamplingParams(), now, deadline=float("inf"))
     core.submit(request)
-    core.open(request, [Utterance(request, 0, prompt, max_steps, Place(seed, 0))])
+    core.scheduler.open(request, [Utterance(request, 0, prompt, max_steps, Place(seed, 0))])
     return queue

@@ -145,7 +145,7 @@ class StageEngine:
 
     def _begin(self, work: Work) -> Begun:
         now, prompt = time.monotonic(), work.prompt
-        queue = OutputQueue(lambda: self.core.cancel(request))
+        queue = OutputQueue(lambda: self.core.scheduler.cancel(request))
         request = Request(
             number=next(self._numbers),
             speech=Outlet(queue, self.policy.output, arrived=now, is_streamed=work.is_streamed),
@@ -167,7 +167,7 @@ class StageEngine:
             request, work.utterance, prompt, work.max_steps, place, arriving=arriving, has_arrived=arriving is None
         )
         self.core.submit(request)
-        self.core.open(request, [utterance])
+        self.core.scheduler.open(request, [utterance])
         return Begun(utterance, queue)
 
     def _check_room(self, work: Work) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from s1_mini.byte_cache import ByteCache
 from s1_mini.core.messages import Plan, Report, Saved
-from s1_mini.core.request import Request, Utterance
+from s1_mini.core.request import Request
 from s1_mini.core.scheduler import NONE, Scheduler
 from s1_mini.core.stage import StagePolicy
 from s1_mini.core.stage_queue import Slots
@@ -227,21 +227,12 @@ class EngineCore:
         self._watchdog.start()
 
     def submit(self, request: Request) -> None:
-        """Accept a request, whose utterances `open` adds. Never waits.
+        """Accept a request, whose utterances `Scheduler.open` adds. Never waits.
 
         Raises `EngineError` if a thread has failed. A request after `stop` ends with `EngineNotReadyError`.
         """
         self._check()
         self.scheduler.submit(request)
-
-    def open(self, request: Request, utterances: list[Utterance]) -> None:
-        self.scheduler.open(request, utterances)
-
-    def refuse(self, request: Request, error: BaseException) -> None:
-        self.scheduler.refuse(request, error)
-
-    def cancel(self, request: Request) -> None:
-        self.scheduler.cancel(request)
 
     def do(self, make: Callable[[], Steps[Result]]) -> Future[Result]:
         """Run a task in steps that each end at a `yield`, between plans or in its own thread; return its future.

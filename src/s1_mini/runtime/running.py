@@ -18,10 +18,10 @@ from s1_mini.audio.effects import Effects
 from s1_mini.config import EngineConfig
 from s1_mini.core.output_queue import Output
 from s1_mini.core.request import Request
+from s1_mini.core.scheduler import Scheduler
 from s1_mini.exceptions import ParameterError
 from s1_mini.families.base import Description
 from s1_mini.metrics import MetricFamily, gpu_memory
-from s1_mini.runtime.engine_core import EngineCore
 from s1_mini.runtime.fair_pool import FairPool
 from s1_mini.runtime.finishing import Finishing, MarkupFinishing, PartFinish
 from s1_mini.runtime.loader import LoadedCheckpoint
@@ -82,7 +82,7 @@ class EngineRuntime:
         try:
             preparation.start()
         except BaseException as error:
-            self.synthesizer.core.refuse(accepted, error)
+            self.synthesizer.core.scheduler.refuse(accepted, error)
             raise
         return Output(accepted.speech.queue, preparation.cancel)
 
@@ -286,7 +286,7 @@ class Preparation:
                 work.cancel()
 
     def _submit(self, pool: FairPool, work: Callable[[Check], None], subject: Hashable = None) -> Future[None]:
-        report = partial(_report, self._running.synthesizer.core, self._accepted)
+        report = partial(_report, self._running.synthesizer.core.scheduler, self._accepted)
         future = pool.submit(work, self._request.flow[0] or self._request.flow[1], subject=subject)
         future.add_done_callback(report)  # the work may be done by now, and `_begin` has deleted what it needed
         return future
@@ -323,9 +323,9 @@ class Preparation:
         del self._request, self._running  # the consumer's output keeps this object
 
 
-def _report(core: EngineCore, accepted: Request, work: Future[None]) -> None:
+def _report(scheduler: Scheduler, accepted: Request, work: Future[None]) -> None:
     if not work.cancelled() and (error := work.exception()) is not None:
-        core.refuse(accepted, error)
+        scheduler.refuse(accepted, error)
 
 
 def run(

@@ -178,13 +178,13 @@ class Synthesizer:
         deadline: float = float("inf"),
         streams: bool = True,
     ) -> Request:
-        """Accept a request; `begin`, `begin_stream` or `EngineCore.refuse` must follow.
+        """Accept a request; `begin`, `begin_stream` or `Scheduler.refuse` must follow.
 
         `deadline` is a time of `time.monotonic`. Never waits. The queue of its audio may raise `EngineError`, such as
         `GenerationError` or `RequestTimeoutError`.
         """
         arrived = time.monotonic()
-        queue = OutputQueue(lambda: self.core.cancel(accepted), whole=not streams)
+        queue = OutputQueue(lambda: self.core.scheduler.cancel(accepted), whole=not streams)
         accepted = Request(
             next(self._numbers),
             AudioOutput(queue, sample_rate=self._chain.sample_rate, arrived=arrived, is_streamed=streams),
@@ -230,7 +230,7 @@ class Synthesizer:
         request.is_building = False
         if not request.awaits_voice and (later := checks[len(utterances) :]):
             max(later, key=lambda each: len(each[0]))[1]()  # a text that is too long fails before generation
-        self.core.open(request, utterances)
+        self.core.scheduler.open(request, utterances)
 
     def begin_stream(
         self,
@@ -276,7 +276,7 @@ class Synthesizer:
         try:
             self.begin(accepted, [SpokenPart(pieces, voices, seed_of(sampling))])
         except BaseException as error:
-            self.core.refuse(accepted, error)
+            self.core.scheduler.refuse(accepted, error)
             raise
         return accepted.speech.queue
 
