@@ -180,7 +180,7 @@ class SocketWire(WebSocketsSansIOProtocol):
         self._accounts: Accounts = state_in(self.config.app).accounts
         self._held = self._accounts.hold("")
         self._began = self.loop.time()
-        self._num_frames = 0
+        self._num_events = 0  # frames and the handshake
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -193,7 +193,7 @@ class SocketWire(WebSocketsSansIOProtocol):
                 return
             super().data_received(data[start : start + SLICE_BYTES])
             allowed = FREE_FRAMES + FRAMES_A_SECOND * (self.loop.time() - self._began)
-            if self._num_frames > allowed:
+            if self._num_events > allowed:
                 self._end(FLOODED, "too many frames")
         self._set_owner()
         try:
@@ -233,23 +233,18 @@ class SocketWire(WebSocketsSansIOProtocol):
         else:
             super().send_keepalive_ping()
 
+    def handle_events(self) -> None:
+        self._num_events += len(self.conn.events)
+        super().handle_events()
+
     def handle_cont(self, event: Frame) -> None:
         """Collect an unfinished message in one buffer: a list of tiny pieces would need far more than their bytes."""
-        self._num_frames += 1
         super().handle_cont(event)
         if self.frames:
             pieces: list[Any] = self.frames
             whole, piece = pieces
             pieces[:] = [whole if isinstance(whole, bytearray) else bytearray(whole)]
             pieces[0] += piece
-
-    def handle_text(self, event: Frame) -> None:
-        self._num_frames += 1
-        super().handle_text(event)
-
-    def handle_bytes(self, event: Frame) -> None:
-        self._num_frames += 1
-        super().handle_bytes(event)
 
     def send_receive_event_to_app(self) -> None:
         """Close the connection if text is not UTF-8, for which uvicorn would log a traceback."""
@@ -260,14 +255,6 @@ class SocketWire(WebSocketsSansIOProtocol):
                 self._end(NOT_UTF8, "text that is not UTF-8")
                 return
         super().send_receive_event_to_app()
-
-    def handle_ping(self) -> None:
-        self._num_frames += 1
-        super().handle_ping()
-
-    def handle_pong(self, event: Frame) -> None:
-        self._num_frames += 1
-        super().handle_pong(event)
 
     def _end(self, code: int, reason: str) -> None:
         if self.transport.is_closing():
