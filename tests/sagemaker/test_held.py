@@ -27,7 +27,7 @@ from s1_mini import ProductionTTSEngine
 from s1_mini.audio.container import encode
 from s1_mini.runtime.running import Preparation
 from s1_mini.server.accounts import Resource
-from s1_mini.server.protocols.websocket import MESSAGES
+from s1_mini.server.protocols.websocket import OwnProtocol
 from tests.server.test_openapi import ELEVENLABS
 from waiting import EVENTUALLY_S, wait_until
 
@@ -250,5 +250,5 @@ def test_every_way_to_hold_something_has_a_scenario(rig: Rig) -> None:
     covered = {each for scenario in SCENARIOS.values() for each in scenario.covers}
 
     assert {path for path, methods in paths.items() if "post" in methods} - covered - SMALL == set()
-    assert set(MESSAGES) - covered == set()
+    assert set(OwnProtocol.messages.by_type) - covered == set()
     assert {resource for scenario in SCENARIOS.values() for resource in scenario.resources} == set(Resource)

@@ -11,12 +11,12 @@ import asyncio
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from fastapi import WebSocket, WebSocketDisconnect
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocketState
 
 from s1_mini.exceptions import S1MiniError
@@ -46,11 +46,34 @@ KNOWN_S = 0.1  # to find out whether a known voice still exists; otherwise, the 
 POLL_S = 0.25  # interval at which a session checks its time limits, eviction and shutdown of the server
 
 
-class Protocol(Listener):
-    """The messages of one kind of client."""
+class Messages:
+    """The messages of one kind of client: a model, or a union of models that differ in the values of `type`."""
 
-    messages: TypeAdapter[Any]
-    tags: Mapping[str, type[BaseModel]] = {}  # models by their `type`, if `messages` is a union of them
+    def __init__(self, kinds: Any) -> None:
+        models: Sequence[type[BaseModel]] = get_args(kinds)
+        self.by_type = {name: each for each in models for name in get_args(each.model_fields["type"].annotation)}
+        told_apart: Any = Annotated[kinds, Field(discriminator="type")] if models else kinds
+        self._adapter: TypeAdapter[Any] = TypeAdapter(told_apart)
+
+    def parse(self, text: str) -> Any:
+        """Return a message. Raises `BodyError` or `InvalidError`."""
+        text = text.removeprefix("\ufeff")  # a byte order mark
+        try:
+            check_structure(text.encode(errors="surrogatepass"))
+            return self._adapter.validate_json(text, strict=True)
+        except ValidationError as error:
+            problems = error.errors(include_url=False)
+            kind = self.by_type.get(str(problems[0]["loc"][0])) if problems[0]["loc"] else None
+            if self.by_type:
+                for each in problems:
+                    each["loc"] = each["loc"][1:]  # the first part is the message's type
+            raise from_validation(problems, kind.model_fields if kind else ()) from None
+
+
+class Protocol(Listener):
+    """Sends to one kind of client, and handles its messages."""
+
+    messages: Messages
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -201,7 +224,7 @@ class Session:
         try:
             if text is None:
                 raise BodyError("binary messages are not accepted; send JSON as text")
-            parsed = await in_turn(self.state, _parse, text, self.protocol)
+            parsed = await in_turn(self.state, self.protocol.messages.parse, text)
         except S1MiniError:
             if self.queue.is_closed:
                 return
@@ -214,18 +237,3 @@ class Session:
 
     async def send_bytes(self, content: bytes) -> None:
         await self._socket.send_bytes(content)
-
-
-def _parse(text: str, protocol: Protocol) -> Any:
-    """Return a message. Raises `BodyError` or `InvalidError`."""
-    text = text.removeprefix("\ufeff")  # a byte order mark
-    try:
-        check_structure(text.encode(errors="surrogatepass"))
-        return protocol.messages.validate_json(text, strict=True)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        kind = protocol.tags.get(str(problems[0]["loc"][0])) if problems[0]["loc"] else None
-        if protocol.tags:
-            for each in problems:
-                each["loc"] = each["loc"][1:]  # the first part is the message's type
-        raise from_validation(problems, kind.model_fields if kind else ()) from None

@@ -5,18 +5,17 @@ Client: `Speak`, `Flush`, `Clear`, `Close`. Server: binary audio, `Flushed`, `Cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from s1_mini.exceptions import NothingToSpeakError, RequestError
 from s1_mini.server.errors import InvalidError, code_of, message_of
-from s1_mini.server.protocols.websocket import MESSAGES, Input, OwnProtocol
+from s1_mini.server.protocols.websocket import Input, OwnProtocol
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
-from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
+from s1_mini.server.session import Messages, Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import Track
 from s1_mini.server.state import state_of
@@ -50,9 +49,6 @@ class Control(BaseModel):
     type: Literal["Flush", "Clear", "Close"]
 
 
-_TAGS: dict[str, type[BaseModel]] = {"Speak": Speak, "Flush": Control, "Clear": Control, "Close": Control}
-
-
 @router.websocket("/v1/speak")
 async def speak_as_deepgram(socket: WebSocket) -> None:
     config = await config_from(socket, read_options(socket, Options))
@@ -79,8 +75,7 @@ async def config_from(socket: WebSocket, options: Options) -> SessionConfig:
 class Deepgram(Protocol):
     """Deepgram's messages."""
 
-    messages: TypeAdapter[Any] = TypeAdapter(Annotated[Speak | Control, Field(discriminator="type")])
-    tags: Mapping[str, type[BaseModel]] = _TAGS
+    messages = Messages(Speak | Control)
 
     def __init__(self, session: Session, config: SessionConfig) -> None:
         super().__init__(session)
@@ -136,8 +131,7 @@ class Deepgram(Protocol):
 class Recognizing(Protocol):
     """Switches to our own protocol or to Deepgram's, depending on the client's first message."""
 
-    messages = TypeAdapter(Annotated[Input | Speak | Control, Field(discriminator="type")])
-    tags = MESSAGES | _TAGS
+    messages = Messages(Input | Speak | Control)
 
     def __init__(self, session: Session, config: SessionConfig, own_config: SessionConfig) -> None:
         super().__init__(session)

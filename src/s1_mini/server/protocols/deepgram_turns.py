@@ -18,12 +18,12 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from s1_mini.exceptions import TextError
 from s1_mini.server.protocols.deepgram import MODEL, Deepgram, Options, config_from
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, Strict
-from s1_mini.server.session import Session, converse, read_options
+from s1_mini.server.session import Messages, Session, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import MAX_ITEMS, Track
 from s1_mini.types import MAX_SPEED, MIN_SPEED
@@ -81,15 +81,6 @@ class Configure(Strict):
     speed: float | None = Field(None, allow_inf_nan=False)
 
 
-_TAGS: dict[str, type[BaseModel]] = {
-    "Speak": Speak,
-    "Flush": Control,
-    "Close": Control,
-    "Interrupt": Interrupt,
-    "Configure": Configure,
-}
-
-
 @router.websocket("/v2/speak")
 async def speak_turns(socket: WebSocket) -> None:
     options = read_options(socket, TurnOptions)
@@ -123,8 +114,7 @@ class Turn(Track):
 class DeepgramTurns(Deepgram):
     """Deepgram's messages for turns. The `_lock` keeps messages and the end of a turn apart."""
 
-    messages = TypeAdapter(Annotated[Speak | Control | Interrupt | Configure, Field(discriminator="type")])
-    tags = _TAGS
+    messages = Messages(Speak | Control | Interrupt | Configure)
 
     def __init__(self, session: Session, config: SessionConfig) -> None:
         super().__init__(session, config)

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from fastapi import APIRouter, Path, Query, Request, Response, WebSocket
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
 from s1_mini.alignment.subtitles import blank_markup
 from s1_mini.exceptions import RequestError, S1MiniError
@@ -39,7 +39,7 @@ from s1_mini.server.schemas import (
     Text,
     VoiceAnswer,
 )
-from s1_mini.server.session import Protocol, Session, config_of, converse, read_options
+from s1_mini.server.session import Messages, Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, StreamedAnswer, Times, in_lines, respond, speak_body
 from s1_mini.server.speech_queue import Track
 from s1_mini.server.state import state_of
@@ -353,7 +353,7 @@ class Context(Track):
 class _ElevenLabs(Protocol):
     """Base of both WebSockets: audio is base64 in JSON, with the times of its characters."""
 
-    messages = TypeAdapter(Message)
+    messages = Messages(Message)
 
     def __init__(self, session: Session, options: SocketOptions, config: SessionConfig) -> None:
         super().__init__(session)

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, Field, TypeAdapter
 
 from s1_mini.audio.reference import read_recording
 from s1_mini.exceptions import NothingToSpeakError, RequestError
 from s1_mini.server.bodies import in_turn
 from s1_mini.server.errors import describe
 from s1_mini.server.schemas import InputClear, InputDone, InputText, SessionConfig, SpeechRequest, decode_base64
-from s1_mini.server.session import Protocol, Session, converse
+from s1_mini.server.session import Messages, Protocol, Session, converse
 from s1_mini.server.speech import AudioResponse, Times
 from s1_mini.server.speech_queue import Track
 
@@ -29,12 +28,6 @@ router = APIRouter()
 
 NOTHING = "contains nothing to speak; send at least one letter, number or symbol"
 Input = SessionConfig | InputText | InputClear | InputDone
-MESSAGES: dict[str, type[BaseModel]] = {
-    "session.config": SessionConfig,
-    "input.text": InputText,
-    "input.clear": InputClear,
-    "input.done": InputDone,
-}
 
 
 @router.websocket("/v1/audio/speech/stream")
@@ -45,8 +38,7 @@ async def speak_stream(socket: WebSocket) -> None:
 class OwnProtocol(Protocol):
     """Our own messages: audio is binary, and each stretch of text has an index."""
 
-    messages = TypeAdapter(Annotated[Input, Field(discriminator="type")])
-    tags = MESSAGES
+    messages = Messages(Input)
 
     def __init__(self, session: Session, config: SessionConfig | None = None) -> None:
         """`config` is used until the client sends one."""
