@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, Literal, NamedTuple
@@ -174,10 +175,13 @@ def message_of(error: BaseException) -> str:
     return _cut(str(error), MAX_MESSAGE)
 
 
-def renamed(error: RequestError, fields: Mapping[str, str]) -> RequestError:
-    """Return the error with its field renamed for the client; `fields` maps the engine's names to the client's."""
-    field = fields.get(error.field, error.field)
-    return type(error)(field, error.reason)
+@contextmanager
+def renamed(fields: Mapping[str, str]) -> Iterator[None]:
+    """Rename the field of an error in the block for the client; `fields` maps the engine's names to the client's."""
+    try:
+        yield
+    except RequestError as error:
+        raise type(error)(fields.get(error.field, error.field), error.reason) from None
 
 
 def describe(error: BaseException, request_id: str | None) -> dict[str, Any]:

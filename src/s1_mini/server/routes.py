@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
-from s1_mini.exceptions import RequestError, S1MiniError
+from s1_mini.exceptions import S1MiniError
 from s1_mini.server.accounts import Resource
 from s1_mini.server.bodies import JSON, LINES, read_json, read_recording_form, read_speech
 from s1_mini.server.errors import InvalidError, code_of, from_validation, message_of, quoted, renamed
@@ -180,10 +180,8 @@ async def describe_voice(request: Request, name: str) -> VoiceAnswer:
 async def add_voice(request: Request, response: Response) -> VoiceAnswer:
     """Add a recording as a named voice. The header `X-Warning` names faults of the recording."""
     form, recording = await read_recording_form(request, VoiceForm, "audio")
-    try:
+    with renamed(FORM_FIELDS):
         voice = await register_voice(request, form.name, recording, form.text, form.description, replace=form.replace)
-    except RequestError as error:
-        raise renamed(error, FORM_FIELDS) from None
     response.headers.update(warning_header(voice.warning))
     return VoiceAnswer.of(voice)
 

@@ -20,7 +20,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from s1_mini.audio.reference import read_recording
-from s1_mini.exceptions import RequestError
 from s1_mini.server.bodies import JSON, read_json, read_recording_form
 from s1_mini.server.consents import Consent, Consents
 from s1_mini.server.errors import InvalidError, NotFoundError, quoted, renamed
@@ -84,10 +83,8 @@ class OpenAISpeechBody(Sampling):
         """Speak the input. Raises the errors of `speak_body`."""
         rate = self.sample_rate or (PCM_RATE if self.response_format == "pcm" else None)
         more: dict[str, Any] = {"voice": self.voice, "sample_rate": rate} | options
-        try:
+        with renamed({"text": "input"}):
             return await speak_body(request, self, self.input, self.response_format, **more)
-        except RequestError as error:
-            raise renamed(error, {"text": "input"}) from None
 
 
 class OpenAIModel(BaseModel):
@@ -275,10 +272,8 @@ async def create_voice(request: Request, response: Response) -> CustomVoice:
     form, recording = await read_recording_form(request, CustomVoiceForm, "audio_sample")
     consent = await asyncio.to_thread(_consents(request).get, form.consent)
     description = f"{form.name} (consent {consent.id})"
-    try:
+    with renamed(VOICE_FIELDS):
         voice = await register_voice(request, _voice_id(form.name), recording, form.text, description)
-    except RequestError as error:
-        raise renamed(error, VOICE_FIELDS) from None
     response.headers.update(warning_header(voice.warning))
     return CustomVoice(id=voice.name, created_at=int(time.time()), name=form.name)
 
@@ -303,10 +298,8 @@ async def delete_custom_voice(request: Request, voice_id: str) -> DeletedVoice:
 async def create_consent(request: Request) -> ConsentAnswer:
     """Store a speaker's consent. Only the recording's size is checked; the recording is neither decoded nor kept."""
     form, recording = await read_recording_form(request, ConsentForm, "recording")
-    try:
+    with renamed({"reference_audio": "recording"}):
         read_recording(recording, state_of(request).engine.config.max_reference_bytes)
-    except RequestError as error:
-        raise renamed(error, {"reference_audio": "recording"}) from None
     return _answer(await asyncio.to_thread(_consents(request).add, form.name, form.language))
 
 

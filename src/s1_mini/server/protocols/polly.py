@@ -308,7 +308,7 @@ def list_voices(request: Request) -> JSONResponse:
 async def synthesize_speech(request: Request) -> Response:
     """Speak a text; the audio is sent while it is generated. `OutputFormat` json returns speech marks."""
     body, state = await read_json(request, PollyBody), state_of(request)
-    try:
+    with renamed(FIELDS):
         output, rate = output_of(body.OutputFormat, body.SampleRate, body.SpeechMarkTypes)
         kinds, has_marks = {*body.SpeechMarkTypes}, body.OutputFormat == "json"
         if body.TextType == "text" and "ssml" in kinds:
@@ -327,8 +327,6 @@ async def synthesize_speech(request: Request) -> Response:
             response = Response(await asyncio.to_thread(speech_marks, *arguments))
         else:
             response = respond(speech)
-    except RequestError as error:
-        raise renamed(error, FIELDS) from None
     response.headers["Content-Type"] = output.content_type
     response.headers["x-amzn-RequestCharacters"] = str(len(body.Text))
     response.headers["x-amzn-RequestId"] = record_of(request).id
