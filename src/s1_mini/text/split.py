@@ -78,12 +78,12 @@ _LETTERS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-ωА-я]\.)*+[A-Za-zÀ-ɏΑ-ωА-я]")
 _NEVER_LAST = word_set(
     "vs cf ca resp incl excl approx e.g i.e z.b d.h bzw ggf evtl inkl zzgl vgl hr fr mme mlle sra srta"
 )
-_NUMBERED = word_set("no nos nr num p pp vol fig art sec ch abb kap tel")  # before a number
+_NUMBERED = word_set("no nos nr num p pp vol fig art sec ch abb kap tel ep vv")  # before a number
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(
         words(
             "dr mr mrs ms prof rev hon gen col capt cmdr lt sgt maj gov sen rep pres st mt ft adm amb atty messrs "
-            "supt cpl pvt"
+            "supt cpl pvt insp"
         ),
         "title",
     ),

@@ -209,7 +209,7 @@ _STREET = re.compile(r"\b(?:on|at|down|up|along|\d{1,5}\w?)\s(?:[NSEW]\.?\s|St\.
 _NEXT_WORD = re.compile(r"\.\s([A-Z][\w']{0,20})")
 _CAPITALISED = re.compile(r"[a-z]\s[A-Z][a-z]{1,20}\s$")
 _SAINT_BEFORE = re.compile(r"\b(?:St|Saint)\.?\s$")
-_NOUNS = word_set("pop arts app fig art sec ref op para ext")  # abbreviations that are also words after an article
+_NOUNS = word_set("pop arts app fig art sec ref op para ext cat")  # abbreviations that are also words after an article
 _SAYS_NO = word_set(
     "is was said says say saying answer answered replied or yes a firm flat clear simple no means meant be voted"
 )

@@ -46,6 +46,16 @@ _REWRITTEN = [
         (r"(?<=\d )sm\.(?= [a-z])", "small"),
         (r"(?<=\d )med\.(?= [a-z])(?! (?:s|techs))", "medium"),
         (r"(?<![\w.'-])ed\.(?= by\b)", "edited"),
+        (r"\b(Lt|Maj|Brig)\.-(?=(?:Cmdr|Col|Gen|Gov)\b)", r"\1. "),
+        (r"(?<![\w.'-])(?:dep\.|Dep\.) (?=\d\d?:\d\d)", "departing "),
+        (r"(?<![\w.'-])(?:arr\.|Arr\.) (?=\d\d?:\d\d)", "arriving "),
+        (r"(?<![\w.'-])s\. ?(?=\d{1,3}[A-Z]?\()", "section "),
+        (r"(?<=\()b\. (?=(?:c\. )?\d{3,4}\b)", "born "),
+        (r"(?:(?<=\()|(?<=\d, ))d\. (?=(?:c\. )?\d{3,4}\))", "died "),
+        (r"(?<=\()r\. (?=(?:c\. )?\d{3,4}\b)", "reigned "),
+        (r"(?<=\d, )v\. (?=\d)", "verse "),
+        (r"(?<![\w.'-])vv\. (?=\d)", "verses "),
+        (r"\bM[-–]F(?=,? \d)", "Monday to Friday"),
         (r"\s?&&(?=\s)", " and"),
         (r"(?:(?<=\bQ[1-4])|(?<=\bFY))'(?=\d\d(?!\w))", " "),  # Q1'25
         (r"(?<=\d)/(?=1[KkM] )", " per "),  # $0.002/1K tokens

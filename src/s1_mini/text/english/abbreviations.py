@@ -9,14 +9,15 @@ from s1_mini.text.stops import SPELT_NUMBERS, Kind, is_final, is_numbered, is_sp
 from s1_mini.text.tables import table, text_after, text_before, word_set
 
 _SHORT_MONTHS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
-_SHORT_DAYS = {day[:3]: day for day in DAYS} | {"Tues": "Tuesday", "Thur": "Thursday", "Thurs": "Thursday"}
+_SHORT_DAYS = {day[:3]: day for day in DAYS} | table("Tues=Tuesday, Weds=Wednesday, Thur=Thursday, Thurs=Thursday")
 
 _TITLES = table(
     "Mr=Mister, Mrs=Missus, Ms=Ms, Messrs=Messieurs, Prof=Professor, Rev=Reverend, Hon=Honorable, Gen=General, "
     "Col=Colonel, Capt=Captain, Cmdr=Commander, Lt=Lieutenant, Sgt=Sergeant, Maj=Major, Gov=Governor, Sen=Senator, "
     "Rep=Representative, Pres=President, Mt=Mount, Ft=Fort, Adm=Admiral, Fr=Father, Amb=Ambassador, Atty=Attorney, "
     "Pfc=Private First Class, Pt=Point, Ste=Sainte, Dir=Director, Asst=Assistant, Assoc=Associate, Attn=Attention, "
-    "Wm=William, Geo=George, Chas=Charles, Thos=Thomas, Jas=James, Supt=Superintendent, Cpl=Corporal, Pvt=Private"
+    "Wm=William, Geo=George, Chas=Charles, Thos=Thomas, Jas=James, Supt=Superintendent, Cpl=Corporal, Pvt=Private, "
+    "Insp=Inspector, Det=Detective, Brig=Brigadier"
 )
 _STREETS = table(
     "St=Street, Dr=Drive, Ave=Avenue, Blvd=Boulevard, Rd=Road, Ln=Lane, Ct=Court, Pl=Place, Sq=Square, "
@@ -27,7 +28,8 @@ _BEFORE_NUMBER = table(
     "figs=figures, sec=section, eq=equation, art=article, para=paragraph, app=appendix, apt=apartment, ste=suite, "
     "ext=extension, tel=telephone, est=established, rm=room, bldg=building, fl=floor, rte=route, rt=route, "
     "jct=junction, ref=reference, tbl=table, qty=quantity, ca=circa, c=circa, approx=approximately, op=opus, "
-    "ver=version, pop=population, hwy=highway, rev=revision, arts=articles"
+    "ver=version, pop=population, hwy=highway, rev=revision, arts=articles, "
+    "ep=episode, cat=category, cl=clause"
 )
 _ANYWHERE = table(
     "etc=et cetera, e.g=for example, i.e=that is, vs=versus, cf=compare, viz=namely, approx=approximately, "
@@ -41,7 +43,12 @@ _ANYWHERE = table(
     "rm=room, bldg=building, eds=editors, acct=account, ctrl=control, cmd=command, esc=escape, m.p.h=miles per hour, "
     "r.p.m=revolutions per minute, blk=block, blks=blocks, bdrm=bedroom, bdrms=bedrooms, tel=telephone, "
     "elev=elevation, gov't=government, int'l=international, nat'l=national, dep't=department, ass'n=association, "
-    "cont'd=continued, appt=appointment, appts=appointments, mtg=meeting, mtgs=meetings, vit=vitamin"
+    "cont'd=continued, appt=appointment, appts=appointments, mtg=meeting, mtgs=meetings, vit=vitamin, "
+    "precip=precipitation, qtr=quarter, svc=service, wt=weight, chars=characters, aves=Avenues, req'd=required"
+)
+_CHAT = table(
+    "btwn=between, thx=thanks, pls=please, plz=please, omw=on my way, ofc=of course, ttyl=talk to you later, "
+    "hbd=happy birthday, 2nite=tonight, 2day=today, 2moro=tomorrow, tmrw=tomorrow, ppl=people"
 )
 _SLASHED = table(
     "w/o=without, w/=with, b/c=because, 24/7/365=twenty-four seven three sixty-five, c/o=care of, w/out=without, "
@@ -76,6 +83,7 @@ _SLASHED_FORM = re.compile(rf"(?<![\w/])(?:{_one_of(_SLASHED)})(?![\w/])", re.IG
 _DOCTORS = re.compile(r"\bPh\.D\.'?s\b")
 _STATE = re.compile(rf"(?<=, )({_one_of(_STATES)})(?= \d{{5}}(?!\d))")
 _CITY_STATE = re.compile(rf"(?<=[a-z], )({_one_of(_CITY_STATES)})\.(?!\w)")
+_CHATTED = re.compile(rf"(?<![\w./'@#-])(?:(?i:{_one_of(_CHAT)}))(?![\w/'@-]|\.\w)")
 _CITY = re.compile(
     r"(?<![\w'-])(?:in|from|near|of|to|at|for|around|outside) (?:[A-Z][\w.]{0,20} ){0,2}[A-Z]\w{0,20}, $"
 )
@@ -145,13 +153,20 @@ _QUALIFIES = re.compile(rf",? (?:(?!(?:{'|'.join(SPELT_NUMBERS)})\b)[a-z]|-?\d{{
 _QUALIFIED = re.compile(
     r"\b(?:max|min|avg|average|maximum|minimum|high|low|body|room|water|air|oven|outside|mean|core)\.? $", re.IGNORECASE
 )
-_EDITION = re.compile(r"(?<=\d(?:st|nd|rd|th) )(ed|[Ff]l)\.|(?<=\b(?:first|third|sixth) )(ed|fl)\.")
+_EDITION = re.compile(r"(?<=\d(?:st|nd|rd|th) )(ed|[Ff]l|c)\.|(?<=\b(?:first|third|sixth) )(ed|fl)\.")
+_EDITIONS = table("ed=edition, fl=floor, c=century")
 _DEGREE = re.compile(
     r"(?<![\w.'-])([BM])\.(Sc|Eng|Ed|Tech|Com|Arch|Phil)\.|(?<![\w.'-])(D)\.(Phil|Sc)\.|(?<![\w.'-])(LL)\.([BM])\."
 )
 _OFFICE = re.compile(
     r"\b(Sec|Dir|Gov|Pres|Prof|Supt|[Nn]os?)\.(?= (?:of(?! course)|Gen)\b)"
     r"|(?<![\w.'-])(amb|atty|capt|dir|gen|gov|hon|maj|pres|prof|rep|sen|sgt|supt)\.(?= [a-z])"
+    r"|(?:(?<=[Tt]he )(?=\w{3,4}\. [a-z])|\b(?=Sec\. [A-Z][a-z]))(Amb|Capt|Col|Gen|Gov|Insp|Prof|Rev|Sec|Sen|Sgt)\."
+)
+_ON_DAY = re.compile(  # on Wed, and Wed as a cell of a table
+    r"(?:(?<=\b[Oo]n )|(?<=\b[Bb]y )|(?<=this )|(?<=next )|(?<=last )|(?<=until )|(?<=from ))(?!Sun)(?=\w+(?![\w'./-]))"
+    rf"({_one_of(_SHORT_DAYS)})\b|(?:^(?=\w+ \|)|(?<=\| )(?=\w+(?: \||$)))({_one_of(_SHORT)})\b",
+    re.MULTILINE,
 )
 _ONE_DAY = re.compile(rf"({_one_of(_SHORT_DAYS)})\b\.?")
 _DAYS = re.compile(  # Fri, Sat & Sun
@@ -177,7 +192,7 @@ _SLASHED_TITLES = re.compile(r"(?<![\w/])(Mr|Mrs|Ms|Dr)\.?/(Mr|Mrs|Ms|Dr)\b")
 _DOTTED = re.compile(rf"(?<![\w.'-])({_one_of(_ANYWHERE)})\.(?!\w)", re.IGNORECASE)
 _UNDOTTED = re.compile(
     r"(?<![\w./'-])(vs|etc|e\.g|i\.e|[Cc]trl|Cmd|Esc|bdrms?|blks?|(?<!\b1 )(?:hrs|mins)|"
-    r"[Gg]ov't|[Ii]nt'l|[Nn]at'l|[Dd]ep't|[Aa]ss'n|[Cc]ont'd)(?![\w./])"
+    r"[Gg]ov't|[Ii]nt'l|[Nn]at'l|[Dd]ep't|[Aa]ss'n|[Cc]ont'd|[Rr]eq'd)(?![\w./])"
 )
 _LETTERS = re.compile(r"(?:(?<![\w.'-])|(?<=[A-Za-z]-))((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'°-])([A-Z])\.(?=\s?[A-Z](?:[.']|[a-z]))")
@@ -228,8 +243,8 @@ def _dotted(found: re.Match[str]) -> str:
     word, before = found[1].lower(), text_before(found, 34)
     if word in _AFTER_A_NAME and found[1].islower() and not _NAME_BEFORE.search(before):
         return found.group()
-    if word in ("wk", "pkg") and before[-2:-1].isdecimal():
-        return found.group()  # a unit
+    if found[1] == "HRs" or (word in ("wk", "pkg") and before[-2:-1].isdecimal()):
+        return found.group()  # home runs, and a unit
     length = _LENGTHS.get(word) if _OF_LENGTH.match(text_after(found, 30)) else None
     if word in _ADJECTIVES and not (length or _QUALIFIES.match(text_after(found, 12)) or _QUALIFIED.search(before)):
         return found.group()
@@ -340,15 +355,17 @@ def read_abbreviations(text: str) -> str:
     text = _A_DOCTOR.sub(lambda found: f"{found[1]}Doctor{_stop(found)}", text)
     text = _STREET.sub(_street, text)
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}{_stop(found, 'day')}", text)
+    text = _ON_DAY.sub(lambda found: _SHORT[found.group()], text)
     text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(lambda found: _TITLES[found[1]] + _stop(found, "title"), text)))
     text = _NAMED_SPAN.sub(lambda found: f"{found[1] or found[2]} to ", text)
+    text = _CHATTED.sub(lambda found: _cased(_CHAT[found.group().lower()], found.group()), text)
     text = _UNDOTTED.sub(lambda found: _cased(_ANYWHERE[found[1].lower()], found[1]), text)
     if "." not in text and "№" not in text:
         return text
     text = _SPOONS.sub(_spoons, _ESTIMATED.sub(lambda found: f"{_cased('estimated', found[1])}", text))
     text = _DOCTORS.sub(f"P H {letter_with_s('D')}", text)
     text = _OFFICE.sub(_office, _DEGREE.sub(_degree, text))
-    text = _EDITION.sub(lambda found: ("edition" if "ed" in found.groups() else "floor") + _stop(found), text)
+    text = _EDITION.sub(_edition, text)
     text = _CITY_STATE.sub(_city_state, _NUMBERED.sub(_numbered, text))
     text = _AT_START.sub(r"\1imum", text)
     text = _DOTTED.sub(_dotted, _LOWER.sub(_lower, text))
@@ -361,10 +378,15 @@ def _spoons(found: re.Match[str]) -> str:
     return f"{found[1]} {name}{'' if is_one else 's'}"
 
 
-def _office(found: re.Match[str]) -> str:
+def _edition(found: re.Match[str]) -> str:
     word = (found[1] or found[2]).lower()
-    said = "secretary" if word == "sec" else _BEFORE_NUMBER.get(word) or _TITLES[word.title()].lower()
-    return _cased(said, found[1] or "")
+    return _EDITIONS[word] + _stop(found, "part" if word == "c" else "other")
+
+
+def _office(found: re.Match[str]) -> str:
+    word = (found[1] or found[2] or found[3]).lower()
+    said = "secretary" if word == "sec" else _TITLES.get(word.title(), "").lower() or _BEFORE_NUMBER[word]
+    return _cased(said, found[1] or found[3] or "")
 
 
 def _degree(found: re.Match[str]) -> str:
