@@ -149,7 +149,7 @@ def test_an_iterator_that_was_never_started_cancels_its_request(queue: OutputQue
 
 def test_unread_audio_is_counted_until_it_is_taken(queue: OutputQueue) -> None:
     taken: list[int] = []
-    queue.on_take, queue.reports_takes = lambda: taken.append(queue.unread_bytes), True
+    queue.on_take, queue.is_paused = lambda: taken.append(queue.unread_bytes), True
     for value in (0.1, 0.2):
         queue.put(chunk(value))
     assert queue.unread_bytes == 2 * chunk(0.1).audio.nbytes

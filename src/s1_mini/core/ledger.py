@@ -27,7 +27,7 @@ class RequestTracker:
         """
         late = [request for request in self.all() if now > request.deadline]
         for request in late:
-            if request.is_paused:
+            if request.update_pause():
                 request.deadline = now + request.allowed_s
         return [request for request in late if now > request.deadline]
 

@@ -40,7 +40,7 @@ class OutputQueue:
         self.queued_bytes = 0  # size of the audio in this queue
         self.held_bytes = 0  # size of audio that waits elsewhere, such as in the engine's process
         self.on_take: Callable[[], None] | None = None
-        self.reports_takes = False  # whether to call `on_take`; true while the request is paused
+        self.is_paused = False  # whether the request waits until the consumer takes audio, and `on_take` is called
         self._changed = threading.Condition()
         self._wake: Callable[[], None] | None = None  # see `watch`
         self.finish: Finish | None = None  # called when the consumer takes a chunk; None: chunks stay as they are
@@ -110,7 +110,7 @@ class OutputQueue:
                     return None, self._ended
                 chunk, frames = self._chunks.popleft()
                 self.queued_bytes -= chunk.audio.nbytes
-            if self.reports_takes and (on_take := self.on_take) is not None:  # None after the end
+            if self.is_paused and (on_take := self.on_take) is not None:  # None after the end
                 on_take()
             if self.finish is None:
                 return chunk, False

@@ -214,20 +214,19 @@ class Request:
     def has_more(self) -> bool:
         return bool(self.utterances or self.later or self.is_building)
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether no further utterance is begun, because the consumer of the stream reads too slowly.
+    def update_pause(self) -> bool:
+        """Update, and return, whether no further utterance is begun because the consumer of a stream reads too slowly.
 
         A pause begins when the unread audio exceeds the stream's window. It ends when the unread audio and the audio
         that is still to be decoded fit into the window together.
         """
         speech, queue = self.speech, self.speech.queue
         if speech.is_full:
-            queue.reports_takes = True
-        elif queue.reports_takes:
+            queue.is_paused = True
+        elif queue.is_paused:
             pending_s = sum(utterance.pending_s for utterance in self.utterances)
-            queue.reports_takes = speech.unread_s + pending_s > speech.window_s
-        return queue.reports_takes
+            queue.is_paused = speech.unread_s + pending_s > speech.window_s
+        return queue.is_paused
 
     def take_later(self, count: int) -> list[Later]:
         """Remove from `later`, and return, up to `count` next utterances, which are not built.

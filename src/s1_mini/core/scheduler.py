@@ -423,7 +423,7 @@ class Scheduler:
             self._drains = drains
             self._closed.set()
             for request in self.ledger.all():
-                request.speech.set_window(inf)  # never pause: the caller, which waits for the end, may be the consumer
+                request.speech.window_s = inf  # never pause: the caller, which waits for the end, may be the consumer
             self._wake_all()
 
     def end_all(self, error: S1MiniError) -> None:

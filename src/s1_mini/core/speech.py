@@ -223,7 +223,8 @@ class AudioOutput:
         self._scored: list[tuple[np.ndarray, np.ndarray]] = []  # scores with their waves that were not sent yet
         self._has_scores = False  # whether the utterance has scores
         self._bytes_per_s: float = NOTHING.itemsize * sample_rate
-        self.set_window(UNREAD_S if is_streamed else NEVER)  # a whole response may be read only at its end
+        # Unread audio at which the request is paused; a whole response may be read only at its end.
+        self.window_s = UNREAD_S if is_streamed else NEVER
 
     def begin(self, pauses: Sequence[Sequence[float | None]]) -> None:
         """Set the pauses of each part: those of `Joiner`, one for each of its utterances, and one for its end."""
@@ -238,17 +239,13 @@ class AudioOutput:
     def is_awaited(self) -> bool:
         return self.is_streamed and self.first_sent is None
 
-    def set_window(self, seconds: float) -> None:
-        self.window_s = seconds
-        self._window_bytes = seconds * self._bytes_per_s
-
     @property
     def unread_s(self) -> float:
         return self.queue.unread_bytes / self._bytes_per_s
 
     @property
     def is_full(self) -> bool:
-        return self.queue.unread_bytes > self._window_bytes
+        return self.queue.unread_bytes > self.window_s * self._bytes_per_s
 
     def push(self, wave: np.ndarray, items: int, now: float, scores: np.ndarray | None = None) -> None:
         """Send the audio of `items` items of the last stage's input, with their attention scores if given."""
@@ -315,7 +312,6 @@ class Outlet(AudioOutput):
         super().__init__(queue, sample_rate=max(1, round(made.rate)), arrived=arrived, is_streamed=is_streamed)
         self._nothing = np.zeros((0, *made.shape), made.dtype)
         self._bytes_per_s = max(1.0, made.rate * np.dtype(made.dtype).itemsize * math.prod(made.shape))
-        self.set_window(self.window_s)
 
     def push(self, wave: np.ndarray, items: int, now: float, scores: np.ndarray | None = None) -> None:  # noqa: ARG002
         """Send a copy of the stage's items, because the stage may reuse their memory."""

@@ -206,7 +206,7 @@ class WaitingLine:
         return self.shares.may_begin(client, num_free, now, is_behind=is_behind)
 
     def _eligible(self) -> list[Request]:
-        return [request for request in self._waiting if not request.is_paused]
+        return [request for request in self._waiting if not request.update_pause()]
 
     def _delay(self, requests: Sequence[Request], free: int, now: float) -> float:
         """Return for how many more seconds to hold utterances back; 0 if they fill the free slots."""
@@ -240,7 +240,9 @@ class WaitingLine:
         Each is charged for a turn as usual, and overtakes other requests by at most one turn.
         """
         key = taken[0].prompt.prefix_key
-        like = [each for each, waiting in self._waiting.items() if _is_first_with(key, waiting) and not each.is_paused]
+        like = [
+            each for each, waiting in self._waiting.items() if _is_first_with(key, waiting) and not each.update_pause()
+        ]
         may_be_next = self._order.next_round()
         for request in self._order.sorted(like):
             if len(taken) == free:
@@ -357,7 +359,7 @@ class _FairOrder:
                 heapq.heappop(heap)
             elif (current := self._entry(request))[:3] != heap[0][:3]:
                 heapq.heapreplace(heap, current)
-            elif request.is_paused:
+            elif request.update_pause():
                 paused.append((client, heapq.heappop(heap)))
             elif (turn := self._client_turn(client)) == order[0]:
                 return request

@@ -88,16 +88,16 @@ class Incoming:
             self.queue.put(chunk)
         with self._lock:
             self._window = WINDOW_S * chunk.sample_rate * chunk.audio.itemsize
-            if not self.queue.reports_takes and self.queue.queued_bytes > self._window:
+            if not self.queue.is_paused and self.queue.queued_bytes > self._window:
                 self._send(Pause(self._number, is_paused=True))
-                self.queue.reports_takes = True
+                self.queue.is_paused = True
         self.resume()  # the consumer may have taken everything by now
 
     def resume(self) -> None:
         """Continue a paused request once the consumer has taken half of the audio. Called by any thread."""
         with self._lock:
-            if self.queue.reports_takes and self.queue.queued_bytes <= self._window / 2:
-                self.queue.reports_takes = False
+            if self.queue.is_paused and self.queue.queued_bytes <= self._window / 2:
+                self.queue.is_paused = False
                 self._send(Pause(self._number, is_paused=False))
 
 
