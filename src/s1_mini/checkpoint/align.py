@@ -152,12 +152,9 @@ def _voices(speaker: LoadedCheckpoint, config: EngineConfig, name: str | None) -
     and `ConfigurationError`.
     """
     registry = VoiceRegistry.open(speaker.voices, speaker.description.voice, config.voices_path)
-    if name is not None:
-        return [registry.find(name).voice]
-    if default := speaker.voices.default:
-        return [default]
-    speaker.description.check_voice(sorted(registry.names))
-    return []
+    if not (voices := registry.chosen(name)):
+        speaker.description.check_voice(registry.names)
+    return voices
 
 
 def _speak(

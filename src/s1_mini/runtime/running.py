@@ -130,14 +130,11 @@ class EngineRuntime:
 
     def _voices(self, request: TTSRequest, encoded: Sequence[Voice]) -> Sequence[Voice]:
         """Return the named voice, those of the references, or the default voice. Raises `VoiceError`."""
-        if request.voice is not None:
-            return [self.voices.registry.find(request.voice).voice]
         if request.references:
             return encoded
-        if (default := self.speaker.voices.default) is not None:
-            return [default]
-        self.speaker.description.check_voice(sorted(self.voices.registry.names))
-        return ()
+        if not (voices := self.voices.registry.chosen(request.voice)):
+            self.speaker.description.check_voice(self.voices.registry.names)
+        return voices
 
     def _warning(self, request: TTSRequest, said: Sequence[str | None], voices: Sequence[Voice]) -> str | None:
         transcripts = (reference.text for reference in request.references)

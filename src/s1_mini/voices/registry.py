@@ -341,6 +341,12 @@ class VoiceRegistry:
             raise not_found(name, self.names)
         return named
 
+    def chosen(self, name: str | None) -> list[Voice]:
+        """Return the named voice or, without a name, the default voice if there is one. Raises the errors of `find`."""
+        if name is not None:
+            return [self.find(name).voice]
+        return [] if self.library.default is None else [self.library.default]
+
     def info(self, name: str) -> VoiceInfo:
         """Describe one voice. Raises the errors of `find`."""
         stored = self.spelling(name)
