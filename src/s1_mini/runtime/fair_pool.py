@@ -83,12 +83,10 @@ class FairPool:
 
     def close(self, *, drains: bool, timeout_s: float | None = None) -> None:
         """Accept no more work; if `drains`, finish accepted work within `timeout_s`. Other work ends with an error."""
-        ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             self._is_closed = True
             if drains:
-                left = None if ends is None else max(0.0, ends - time.monotonic())
-                self._changed.wait_for(lambda: not self._waiting and not self._running, left)
+                self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
             unfinished = [each.future for each in self._waiting] + list(self._running)
             self._waiting.clear()
             self._turns = Turns()
