@@ -20,7 +20,7 @@ import os
 import re
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -280,16 +280,12 @@ async def _open_session(
     headers = {sessions.NEW_HEADER: known.new_header(session)}
     if body.text is None:
         return JSONResponse({"session_id": session.id}, headers=headers)
-    with ExitStack() as failing:
-        failing.callback(_forget, known, session.id)  # a failed response does not return the id
-        answer = await _speak(request, engine, body.to_request(recording), body.format, headers)
-        failing.pop_all()
-        return answer
-
-
-def _forget(known: sessions.Sessions, session_id: str) -> None:
-    with suppress(sessions.SessionNotFoundError):  # evicted meanwhile
-        known.close(session_id)
+    try:
+        return await _speak(request, engine, body.to_request(recording), body.format, headers)
+    except BaseException:  # a failed response does not return the id
+        with suppress(sessions.SessionNotFoundError):  # evicted meanwhile
+            known.close(session.id)
+        raise
 
 
 def _split_lines(data: bytes) -> list[bytes]:
