@@ -168,7 +168,7 @@ def _accounts(settings: ServerSettings) -> Accounts:
 
 def _add_middleware(app: FastAPI, state: ServerState) -> None:
     settings = state.settings
-    app.add_middleware(AdmissionMiddleware, gate=state.gate, accounts=state.accounts, settings=settings)
+    app.add_middleware(AdmissionMiddleware, gate=state.gate, settings=settings)
     app.add_middleware(AccessLogMiddleware, meter=state.meter, namespace=settings.cloudwatch_namespace)
     if settings.cors_origins:
         app.add_middleware(

@@ -148,12 +148,10 @@ class AdmissionController:
 class AdmissionMiddleware:
     """ASGI middleware that checks the key and the limits, and charges the client of a request."""
 
-    def __init__(
-        self, app: ASGIApp, *, gate: AdmissionController, accounts: Accounts, settings: ServerSettings
-    ) -> None:
-        self.app, self.gate, self.accounts, self.settings = app, gate, accounts, settings
+    def __init__(self, app: ASGIApp, *, gate: AdmissionController, settings: ServerSettings) -> None:
+        self.app, self.gate, self.accounts, self.settings = app, gate, gate.accounts, settings
         self._keys = [key.encode() for key in settings.keys]
-        self._max_body_bytes = min(settings.max_body_bytes, accounts.largest(Resource.BODY_BYTES))
+        self._max_body_bytes = min(settings.max_body_bytes, gate.accounts.largest(Resource.BODY_BYTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):

@@ -16,7 +16,7 @@ from s1_mini.server.accounts import Resource
 from s1_mini.server.bodies import JSON, LINES, read_json, read_recording_form, read_speech
 from s1_mini.server.errors import InvalidError, code_of, from_validation, message_of, quoted, renamed
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
-from s1_mini.server.record import RequestLog, record_of
+from s1_mini.server.record import record_of
 from s1_mini.server.schemas import (
     BatchAnswer,
     BatchBody,
@@ -111,17 +111,16 @@ async def _in_parts(answer: BatchAnswer, results: list[BatchResult]) -> AsyncIte
 
 async def _speak_all(request: Request, body: BatchBody) -> list[BatchResult]:
     async with asyncio.TaskGroup() as group:
-        record = record_of(request)
-        tasks = [group.create_task(_speak_item(request, item, body, record)) for item in body.items]
+        tasks = [group.create_task(_speak_item(request, item, body)) for item in body.items]
     return [task.result() for task in tasks]
 
 
-async def _speak_item(request: Request, item: Any, body: BatchBody, record: RequestLog) -> BatchResult:
+async def _speak_item(request: Request, item: Any, body: BatchBody) -> BatchResult:
     """Return the result of one text of a batch, which may be an error."""
     started, state = time.perf_counter(), state_of(request)
     try:
         item_request = await asyncio.to_thread(_item_request, item, body)
-        speech = await speak(state.engine, item_request, settings=state.settings, record=record)
+        speech = await speak(state.engine, item_request, settings=state.settings, record=record_of(request))
         audio = await asyncio.to_thread(lambda: base64.b64encode(speech.content or b"").decode())
     except S1MiniError as error:
         elapsed = round(time.perf_counter() - started, 3)

@@ -10,7 +10,6 @@ speech endpoints on SageMaker; `input.clear` and `input.cleared` are ours.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -95,10 +94,9 @@ class OwnProtocol(Protocol):
 
     async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
         number = {"index": self.session.queue.num_spoken}
-        if times.words:
-            await self.session.send({"type": "audio.words"} | number | {"words": list(map(asdict, times.words))})
-        if times.marks:
-            await self.session.send({"type": "audio.marks"} | number | {"marks": list(map(asdict, times.marks))})
+        for name, entries in times.as_json().items():
+            if entries:
+                await self.session.send({"type": f"audio.{name}"} | number | {name: entries})
         if piece:
             await self.session.send_bytes(piece)
 
