@@ -30,6 +30,8 @@ from s1_mini.text.english.spelling import (
     read_stretched,
 )
 
+_IMPERIAL = "lbs?|oz|st|ft|feet|in|inches|mi|miles|yds?|yards|mph|gal|gallons|pints?|cups?"
+_METRIC = "k?g|[kcm]?m|[mc]?[lL]|km/h|kph"
 # Notations that are first written in a form which the functions read.
 _REWRITTEN = [
     (re.compile(pattern), form)
@@ -40,7 +42,14 @@ _REWRITTEN = [
         (r"(?<=\d)\.(\d?)(?=[1-9](?:st|nd|rd|th)\b)", r" point \1 "),  # 99.9th
         (r"(?<![\w.,])802\.(?=\d)", "eight oh two dot "),
         (r"\b1s and 0s\b", "ones and zeros"),
-        (r"(?<=°[CF])/(?=-?\d)", ", "),  # 180 °C/350 °F
+        (r"(?<=°[CF]) ?/ ?(?=-?\d|[Gg]as)", ", "),  # 180 °C/350 °F
+        (rf"(\d ?(?:{_IMPERIAL})\.?) ?/ ?(?=\d[\d.,]*+ ?(?:{_METRIC})(?![\w/]))", r"\1, "),  # 50 lbs/23 kg
+        (rf"(\d ?(?:{_METRIC})) ?/ ?(?=\d[\d.,]*+ ?(?:{_IMPERIAL})(?![\w/]))", r"\1, "),
+        (r"(?<![\w.,'–-])(?<!he )(?<!is |er |ir |my )(\d{1,3}[-–]\d{1,3})s(?!\w)", r"\1 seconds"),  # 60–90s
+        (r"\b(\d{1,3}[A-Z]|FY ?\d\d)–(?=(?:FY ?)?\d{1,3}[A-Z]?\b)", r"\1 to "),  # seats 14A–14B, FY24–25
+        (r"(?<=\d)[-–]#(?=\d)", "–"),  # #490–#495
+        (r"\)–\(", ") to ("),
+        (r"(?<![\w./])([4-9]\d)/(\d\d)/(\d\d)(?![\w./])", r"\1 \2 \3"),  # 40/30/30
         (r"(?<=\b[Aa] [A-DF])[-–](?=[.,;:!?)\s]|$)(?! (?:and|or|to)\b)", " minus"),  # a B-
         (r"(?<=\d )lg\.(?= [a-z])", "large"),
         (r"(?<=\d )sm\.(?= [a-z])", "small"),
@@ -60,6 +69,7 @@ _REWRITTEN = [
         (r"(?:(?<=\bQ[1-4])|(?<=\bFY))'(?=\d\d(?!\w))", " "),  # Q1'25
         (r"(?<=\d)/(?=1[KkM] )", " per "),  # $0.002/1K tokens
         (r"§§", "sections "),
+        (r"¶¶", "paragraphs "),
         (r"(?<=\bSELECT )\*", "star"),
         (r"(?<=\d)[$£€]([-–])(?=\d[\d.,]*+[$£€])", r"\1"),  # 10€-20€
         (r"(?<![\w.,])([$£€])-(?=\d)", r"-\1"),

@@ -101,7 +101,7 @@ _DATED = re.compile(rf"\b(?:{'|'.join(DAYS)})(?:,|s?(?: [-–—])?) $")
 _HEADING_DATE = re.compile(  # 3/25 - Palm Sunday, Edit (5/13): fixed
     r"(?:^|\n)\d{1,2}/(?:1|6|7|9|1[1-9]|2\d|3[01])(?= [-–—] [A-Z])|\(\d{1,2}/(?:1[37-9]|2[1-9]|3[01])\)"
 )
-_TO_MONTH = re.compile(rf"(?<=\d)( ?)[-–]\1(?=(?:{'|'.join(MONTHS)}) \d)")
+_TO_MONTH = re.compile(rf"(?<=\d)( ?)[-–]\1(?=(?:(?:{'|'.join(DAYS)}), )?(?:{'|'.join(MONTHS)}) \d)")
 _MONTH_OF_YEAR = re.compile(
     r"(?<![\w/.,$£€-])(?:(0?[1-9]|1[0-2])/|(0[1-9]|1[0-2])-(?!2000))((?:19|20)\d\d)(?![\w/%]|[.,]\d|-\d)"
 )

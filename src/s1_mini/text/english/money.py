@@ -53,7 +53,7 @@ _MONEY = re.compile(
     rf"{_MINUS}(?<![A-Za-z])(US|AU?|CA?|NZ|HK|NT|S)?({_SIGN})\s?({NUMBER}){SCALE}"
     rf"(?:{TO}(?:\3)?({NUMBER}){SCALE})?{_PER}(?!\w)"
 )
-_MONEY_BEFORE = re.compile(rf"(?<!\w)({_CODE})\.?\s?({NUMBER}){SCALE}(?!\w)")
+_MONEY_BEFORE = re.compile(rf"(?<!\w)({_CODE})\.?\s?({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?(?!\w)")
 _MONEY_AFTER = re.compile(
     rf"{_MINUS}(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
 )
@@ -132,6 +132,12 @@ def _money(found: re.Match[str]) -> str:
     return f"{APPROXIMATE.get(minus, '')}{said}{_per(per)}"
 
 
+def _money_before(found: re.Match[str]) -> str:
+    code, number, scale, last, last_scale = found.groups()
+    first = f"{scaled(number, scale)} to " if last else ""
+    return first + _amount(last or number, last_scale if last else scale, _ALL[code])
+
+
 def _money_after(found: re.Match[str]) -> str:
     minus, number, scale, last, last_scale, sign, per = found.groups()
     said = APPROXIMATE.get(minus, "") + (f"{scaled(number, scale)} to " if last else "")
@@ -146,6 +152,6 @@ def read_money(text: str) -> str:
     text = _MIXED.sub(lambda found: f"{found[2]} {found[3]} {found[4]} {_SIGNED[found[1]][1]}", text)
     text = _MILLIONS.sub(lambda found: "million" if found[1] == "Mio" else "billion", text)
     text = _MONEY.sub(_money, _MIL.sub(r"\1million", text))
-    text = _MONEY_BEFORE.sub(lambda found: _amount(found[2], found[3], _ALL[found[1]]), text)
+    text = _MONEY_BEFORE.sub(_money_before, text)
     text = _MONEY_AFTER.sub(_money_after, text)
     return _PENCE.sub(lambda found: _amount(found[1], None, ("penny", "pence")), text)

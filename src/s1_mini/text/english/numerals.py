@@ -226,7 +226,7 @@ _NOT_GROUPED = re.compile(
 )
 _DOTS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _CHAIN = re.compile(r"(?<![\w.,-])\d{1,8}(?:-\d{1,8}){2,8}(?![\w-]|[.,]\d)")
-_RANGE = re.compile(rf"(?<![\w.,-])({NUMBER})(\s?)(?:-|–|—)(\s?)(?=({NUMBER})(?![\w-]))")
+_RANGE = re.compile(rf"(?<![\w.,-])({NUMBER})(\s?)(?:-|–|—)(\s?)(?=({NUMBER})(?:(?:[kKMB]|[bmt]n)\b)?(?![\w-]))")
 _SCALED = re.compile(
     rf"(?:(?<![\w)\]%°])([-+±~≈])\s?)?(?<![\w.,])(?<![A-Za-z\d]-)({NUMBER})(?: ?(?!K))?(k|K|M|B|bn|mn|tn)(?![\w'-])"
 )
@@ -242,6 +242,7 @@ def _range(found: re.Match[str]) -> str:
     is_subtraction = is_spaced and (falls or "=" in text_after(found, 20))
     is_code = re.match(r"0\d", found[4]) is not None and found[1][0] != "0"
     is_code |= text_before(found, 7).lower() == "number " and max(len(found[1]), len(found[4])) > 2
+    is_code &= "–" not in found.group()
     is_code |= falls and len(found[1]) == 4 and len(found[4]) == 2 and found[1].isdecimal()
     if not is_subtraction and (found[1] == found[4] or is_code or _is_split(found)):
         return f"{found[1]} "  # fifty-fifty, a 2-2 draw, a 70-30 split, part 1234-05
