@@ -14,7 +14,7 @@ COMMENT = re.compile(r"  # (.*)")
 DESCRIBED = {
     "types.SharedOptions": "types.TTSRequest",
     "types.SamplingOptions": "types.SamplingParams",
-    "engine._LocalEngine": "speech_engine.SpeechEngine",
+    "engine.ProductionTTSEngine": "speech_engine.SpeechEngine",
 }
 
 
