@@ -14,7 +14,7 @@ def leaks(scheduler: Scheduler) -> list[str]:
         for queue in scheduler.stages:
             if queue.slots.num_free != queue.slots.count:
                 found.append(f"{queue.slots.count - queue.slots.num_free} slots of the stage {queue.policy.name}")
-            if queue.ready or queue.reading or queue.running:
+            if queue.ready or queue.in_prefill or queue.running:
                 found.append(f"sequences of the stage {queue.policy.name}")
         if not scheduler.line.is_empty:
             found.append("waiting utterances")

@@ -137,7 +137,7 @@ class StageSequence:
         self.next_unit: Unit | None = None  # the unit that is ready to begin
         self.unit: Unit | None = None  # the unit in progress
         # Counts for the unit in progress: prefilled positions, launched steps, reported steps.
-        self.num_read = self.num_launched = self.num_steps = 0
+        self.num_prefilled = self.num_launched = self.num_steps = 0
         self.has_looked = False  # whether the prefix cache was searched
         self.last_choice = 0  # serial number of the stage queue's most recent choice that included this sequence
 
@@ -173,7 +173,7 @@ class StageSequence:
 
     def begin(self) -> None:
         self.unit, self.next_unit = self.next_unit, None
-        self.num_read = self.num_launched = self.num_steps = 0
+        self.num_prefilled = self.num_launched = self.num_steps = 0
 
 
 @dataclass(eq=False)

@@ -480,7 +480,7 @@ class Scheduler:
             if self._closed.is_set() and not self._drains:
                 return None
             holds_back = stage > 0 and self._pipeline.is_behind(stage)
-            runs_dry = self._puts_off and self.stages[-1].urgency.somebody_runs_dry
+            runs_dry = self._puts_off and self.stages[-1].priority.somebody_runs_dry
             puts_off = stage == 0 and queue.puts_off(runs_dry=runs_dry)
             plan = queue.plan(now, only_first=only_first, holds_back=holds_back, puts_off=puts_off)
             return None if plan.is_empty else plan
@@ -556,13 +556,13 @@ class Scheduler:
 
     def may_help(self, stage: int) -> bool:
         """Whether the first stage's thread may work for this stage, whose thread is busy: only if no prompt waits."""
-        return bool(self.stages[stage].in_flight) and not (self.stages[0].reading or self.stages[0].ready)
+        return bool(self.stages[stage].in_flight) and not (self.stages[0].in_prefill or self.stages[0].ready)
 
     @property
     def has_speech(self) -> bool:
         """Whether an autoregressive stage has a sequence that does not wait for text."""
         queues = [queue for queue in self.stages if queue.policy.is_autoregressive]
-        return any(queue.reading or any(each.can_step for each in queue.running) for queue in queues)
+        return any(queue.in_prefill or any(each.can_step for each in queue.running) for queue in queues)
 
     # ---- with the lock held -----------------------------------------------------------------------------------------
 

@@ -58,9 +58,9 @@ class StageQueue:
 
     def __init__(self, index: int, policy: StagePolicy, prefixes: ByteCache[Saved], *, is_last: bool) -> None:
         self.index, self.policy, self.is_last = index, policy, is_last
-        self.slots, self.urgency, self.prefixes = Slots(policy.slots), Priority(), prefixes
+        self.slots, self.priority, self.prefixes = Slots(policy.slots), Priority(), prefixes
         self.ready: list[StageSequence] = []  # sequences with a unit to begin, with or without a slot
-        self.reading: list[StageSequence] = []
+        self.in_prefill: list[StageSequence] = []
         self.running: list[StageSequence] = []
         self.in_flight: dict[int, InFlightPlan] = {}  # by plan number
         self._dropped: list[int] = []  # slots whose unit was cancelled since the last plan
@@ -79,7 +79,7 @@ class StageQueue:
     def has_work(self, *, holds_back: bool) -> bool:
         if (
             self._dropped
-            or self.reading
+            or self.in_prefill
             or any(self.can_begin(seq) and (seq.units or not holds_back) for seq in self.ready)
         ):
             return True
@@ -112,7 +112,7 @@ class StageQueue:
         begun: list[StageSequence] = []
         if self.policy.is_autoregressive:
             self._begin_all(plan, holds_back=holds_back)
-            begun = [] if puts_off else self._read(plan)
+            begun = [] if puts_off else self._prefill(plan)
             for sequence in self.running:
                 if not self.index and sequence.utterance.new_texts and sequence.slot is not None:
                     plan.feeds.append(Feed(sequence.slot, *sequence.utterance.take_texts()))
@@ -127,16 +127,16 @@ class StageQueue:
     def _owners(self, plan: Plan) -> Owners:
         slots = {*plan.steps, *(each.slot for each in plan.begins), *(each.slot for each in plan.prefills)}
         slots |= {*(each.slot for each in plan.loads), *(each.slot for each in plan.feeds)}
-        rows = [(seq.slot, seq) for seq in (*self.reading, *self.running)]
+        rows = [(seq.slot, seq) for seq in (*self.in_prefill, *self.running)]
         return {slot: (seq, seq.units) for slot, seq in rows if slot is not None and slot in slots}
 
     def _begin_all(self, plan: Plan, *, holds_back: bool) -> None:
         for sequence in list(self.ready):
             if self.can_begin(sequence) and (sequence.units or not holds_back):
                 self._begin(sequence, plan)
-                self.reading.append(sequence)
-        for sequence in self.reading:
-            if sequence.num_read == 0:
+                self.in_prefill.append(sequence)
+        for sequence in self.in_prefill:
+            if sequence.num_prefilled == 0:
                 self._load_prefix(sequence, plan)
 
     def _begin_chosen(self, plan: Plan, now: float, *, only_first: bool, holds_back: bool) -> None:
@@ -145,16 +145,16 @@ class StageQueue:
             most = self.policy.helped_size
             able = [seq for seq in able if seq.request.speech.is_awaited and _size(seq) <= most]
         if not able:
-            self.urgency.somebody_runs_dry = False
+            self.priority.somebody_runs_dry = False
             return
-        first = self.urgency.choose(able, now)
+        first = self.priority.choose(able, now)
         plan.size = _size(first)
         like = [sequence for sequence in able if sequence is not first and _size(sequence) == plan.size]
         count = self.policy.num_taken(plan.size, 1 + len(like))
-        chosen = [first, *(self.urgency.order(like, now)[: count - 1] if count > 1 else [])]
+        chosen = [first, *(self.priority.order(like, now)[: count - 1] if count > 1 else [])]
         for sequence in chosen:
             if self.can_begin(sequence):  # earlier iterations may have taken the last slot
-                self.urgency.note(sequence)
+                self.priority.note(sequence)
                 self._begin(sequence, plan)
                 self.running.append(sequence)
                 self._step(sequence, plan)
@@ -193,22 +193,22 @@ class StageQueue:
 
     def puts_off(self, *, runs_dry: bool) -> bool:
         """Whether the next plan skips prefill because `runs_dry`; true at most `MAX_PUT_OFF` times in a row."""
-        self._num_put_off = self._num_put_off + 1 if runs_dry and self.reading else 0
+        self._num_put_off = self._num_put_off + 1 if runs_dry and self.in_prefill else 0
         if self._num_put_off > MAX_PUT_OFF:
             self._num_put_off = 0
         return self._num_put_off > 0
 
     # ---- prefill ----------------------------------------------------------------------------------------------------
 
-    def _read(self, plan: Plan) -> list[StageSequence]:
+    def _prefill(self, plan: Plan) -> list[StageSequence]:
         """Continue prefill; return the sequences whose prefill this plan completes."""
         room, done = self.policy.prefill_positions, []
-        for sequence in [each for each in self.reading if not self._waits_for_prefix(each)]:
+        for sequence in [each for each in self.in_prefill if not self._waits_for_prefix(each)]:
             unit, slot = sequence.unit, sequence.slot
             assert unit is not None
             assert slot is not None
-            while room and sequence.num_read < unit.prefill and len(plan.prefills) < self.policy.max_prefills:
-                start, shared = sequence.num_read, self._num_shared(sequence)
+            while room and sequence.num_prefilled < unit.prefill and len(plan.prefills) < self.policy.max_prefills:
+                start, shared = sequence.num_prefilled, self._num_shared(sequence)
                 # No prefill crosses the end of the shared prefix: the parts after it are then the same with and
                 # without a cached prefix.
                 stop = min(start + room, shared if start < shared else unit.prefill)
@@ -218,9 +218,9 @@ class StageQueue:
                 elif key:
                     self._saving.add(key)
                 plan.prefills.append(Prefill(slot, start, stop, key))
-                sequence.num_read, room = stop, room - (stop - start)
-            if sequence.num_read == unit.prefill:
-                self.reading.remove(sequence)
+                sequence.num_prefilled, room = stop, room - (stop - start)
+            if sequence.num_prefilled == unit.prefill:
+                self.in_prefill.remove(sequence)
                 self.running.append(sequence)
                 done.append(sequence)
         return done
@@ -240,7 +240,7 @@ class StageQueue:
         saved = self.prefixes.get(key)
         if saved is not None and sequence.slot is not None:
             plan.loads.append(Load(sequence.slot, saved))
-            sequence.num_read = saved.positions
+            sequence.num_prefilled = saved.positions
 
     def keep(self, key: str, saved: Saved | None) -> None:
         """Cache a saved prefix; `saved` is None if memory ran out."""
@@ -250,13 +250,13 @@ class StageQueue:
 
     def _waits_for_prefix(self, sequence: StageSequence) -> bool:
         """Whether to wait, because another sequence is computing or saving the same prefix."""
-        if sequence.num_read or not self._num_shared(sequence):
+        if sequence.num_prefilled or not self._num_shared(sequence):
             return False
         key = sequence.utterance.prompt.prefix_key
         if key in self._saving:
             return True
-        first = next(each for each in self.reading if each.utterance.prompt.prefix_key == key)
-        return first is not sequence and first.num_read < self._num_shared(first)
+        first = next(each for each in self.in_prefill if each.utterance.prompt.prefix_key == key)
+        return first is not sequence and first.num_prefilled < self._num_shared(first)
 
     # ---- release ----------------------------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class StageQueue:
         The slot of an autoregressive stage is freed at once, because such a stage runs its plans in order. Plans of
         other stages may run in several threads, so that a slot in use is freed only when its plan is reported.
         """
-        for sequences in (self.ready, self.reading, self.running):
+        for sequences in (self.ready, self.in_prefill, self.running):
             if sequence in sequences:
                 sequences.remove(sequence)
         if self.policy.is_remote and sequence.unit is not None and sequence.slot is not None:
