@@ -218,6 +218,7 @@ class Supervised(Child):
     """
 
     starting_s = STARTING_S
+    owes_answer = False  # whether an answer of the process is due, so that its silence means that it hangs
 
     def __init__(
         self,
@@ -248,11 +249,6 @@ class Supervised(Child):
 
     async def on_end(self, exit_code: int | None) -> None:
         """Clean up after the process; `exit_code` is None if it could not be started."""
-
-    @property
-    def owes_answer(self) -> bool:
-        """Whether an answer of the process is due, so that its silence means that it hangs."""
-        return False
 
     @property
     def has_failed(self) -> bool:

@@ -48,7 +48,6 @@ class Replica(Supervised):
         command = bound([sys.executable, "-m", PROCESS, *identity, *options], os.getpid())
         super().__init__(command, environment, name=f"replica {member.name}", start_s=START_S, silent_s=SILENT_S)
         self.member, self._admit, self._on_end = member, admit, on_end
-        self._has_answered = False
         self._prober = ThreadPoolExecutor(1, f"s1-mini probe of replica {member.name}")
         # Without keep-alive, because another process may own the socket by the next request.
         transport = httpx2.AsyncHTTPTransport(
@@ -58,11 +57,6 @@ class Replica(Supervised):
             transport=transport, base_url="http://localhost", headers={"Accept-Encoding": "identity"}
         )
         self._http_error = httpx2.HTTPError
-
-    @property
-    def owes_answer(self) -> bool:
-        """Whether the replica has answered before, so that silence means that it hangs."""
-        return self._has_answered
 
     def health(self) -> dict[str, Any]:
         """Return the state and the number of starts for `/health`."""
@@ -82,14 +76,14 @@ class Replica(Supervised):
 
     def before_start(self) -> None:
         self.member.socket.unlink(missing_ok=True)
-        self._has_answered = False
+        self.owes_answer = False
 
     async def check_health(self) -> None:
         """Request `/ready`; admit the replica when it answers with 200."""
         status = await asyncio.get_running_loop().run_in_executor(self._prober, self._probe)
         if status is None:
             return
-        self.heard, self._has_answered = time.monotonic(), True
+        self.heard, self.owes_answer = time.monotonic(), True
         if status == b"200" and not self.is_ready:
             self.is_ready = await self._admit(self)
 
