@@ -36,7 +36,7 @@ class OutputQueue:
         self._chunks: deque[tuple[AudioChunk, AlignedFrames | None]] = deque()
         self._finished: deque[AudioChunk] = deque()  # chunks that `finish` has completed; used by the consumer
         self._error: BaseException | None = None
-        self._ended = self._is_accepted = False
+        self.has_ended = self._is_accepted = False
         self.queued_bytes = 0  # size of the audio in this queue
         self.held_bytes = 0  # size of audio that waits elsewhere, such as in the engine's process
         self.on_take: Callable[[], None] | None = None
@@ -56,7 +56,7 @@ class OutputQueue:
     def put(self, chunk: AudioChunk, frames: AlignedFrames | None = None) -> None:
         """Deliver a chunk and its attention scores. If the request has ended, the chunk is dropped."""
         with self._changed:
-            if not self._ended:
+            if not self.has_ended:
                 self._is_accepted = True
                 self._chunks.append((chunk, frames))
                 self.queued_bytes += chunk.audio.nbytes
@@ -66,14 +66,10 @@ class OutputQueue:
     def end(self, error: BaseException | None = None) -> None:
         """End the stream, normally or with an error. Must be called exactly once."""
         with self._changed:
-            assert not self._ended, "a request ended twice"
-            self._ended, self._error = True, error
+            assert not self.has_ended, "a request ended twice"
+            self.has_ended, self._error = True, error
             self._on_close, self.on_take = _do_nothing, None  # they refer to the request, which refers to this queue
             self._notify()
-
-    @property
-    def has_ended(self) -> bool:
-        return self._ended
 
     @property
     def unread_bytes(self) -> int:
@@ -84,7 +80,7 @@ class OutputQueue:
 
     def close(self) -> None:
         """Cancel the request if it has not ended. Takes no lock, because the garbage collector may call it."""
-        if not self._ended:
+        if not self.has_ended:
             self._on_close()
 
     def __iter__(self) -> Output:
@@ -107,7 +103,7 @@ class OutputQueue:
             with self._changed:
                 if not self._chunks:
                     self._raise()
-                    return None, self._ended
+                    return None, self.has_ended
                 chunk, frames = self._chunks.popleft()
                 self.queued_bytes -= chunk.audio.nbytes
             if self.is_paused and (on_take := self.on_take) is not None:  # None after the end
@@ -124,12 +120,12 @@ class OutputQueue:
             if chunk is not None or is_over:
                 return chunk
             with self._changed:
-                self._changed.wait_for(lambda: self._chunks or self._ended)
+                self._changed.wait_for(lambda: self._chunks or self.has_ended)
 
     def wait_accepted(self) -> None:
         """Wait until the request is accepted. Raises the error of a request that was not."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_accepted or self._ended)
+            self._changed.wait_for(lambda: self._is_accepted or self.has_ended)
             if not self._is_accepted:
                 self._raise()
 
