@@ -265,28 +265,28 @@ class Preparation:
 
     def __init__(self, running: EngineRuntime, request: TTSRequest, accepted: Request) -> None:
         self._running, self._request, self._accepted = running, request, accepted
-        self._reading: Future[None] | None = None
-        self._encoding: Future[None] | None = None
+        self._works: list[Future[None]] = []
         self._is_cancelled = False
 
     def start(self) -> None:
         """Begin. Raises `EngineNotReadyError`."""
         running, text = self._running, self._request.text
         is_long = isinstance(text, str) and len(text) > SHORT_TEXT
-        self._reading = self._submit(running.texts if is_long else running.short_texts, self._read)
+        self._submit(running.texts if is_long else running.short_texts, self._read)
 
     def cancel(self) -> None:
         """End the work at once, because the consumer has left."""
         self._is_cancelled = True
-        for work in (self._reading, self._encoding):
-            if work is not None:
-                work.cancel()
+        for work in self._works:
+            work.cancel()
 
-    def _submit(self, pool: FairPool, work: Callable[[Check], None], subject: Hashable = None) -> Future[None]:
+    def _submit(self, pool: FairPool, work: Callable[[Check], None], subject: Hashable = None) -> None:
         report = partial(_report, self._running.synthesizer.core.scheduler, self._accepted)
         future = pool.submit(work, self._request.flow[0] or self._request.flow[1], subject=subject)
         future.add_done_callback(report)  # the work may be done by now, and `_begin` has deleted what it needed
-        return future
+        self._works.append(future)
+        if self._is_cancelled:
+            future.cancel()
 
     def _read(self, check: Check) -> None:
         """Read the text; recordings that were not encoded before wait for their turn."""
@@ -303,9 +303,7 @@ class Preparation:
             self._begin(plan, known)
         else:
             self._accepted.encoding = time.monotonic()
-            self._encoding = self._submit(running.recordings(request.references), partial(self._encode, plan), keys)
-            if self._is_cancelled:
-                self._encoding.cancel()
+            self._submit(running.recordings(request.references), partial(self._encode, plan), keys)
 
     def _encode(self, plan: Plan | None, check: Check) -> None:
         if self._accepted.has_ended:  # such as at its deadline

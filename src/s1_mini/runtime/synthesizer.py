@@ -210,14 +210,13 @@ class Synthesizer:
         own: list[Voice] = []
         num_own = sum(len(part.pieces) for part in parts if not part.voices) if len(self._chain.stages) > 1 else 0
         checks: list[tuple[str, partial[Utterance]]] = []  # the text and the prompt of each utterance with a voice
-        index = itertools.count()
         for at, part in enumerate(parts):
             voices = part.voices or own
             for number, text in enumerate(part.pieces):
                 ends_part = number + 1 == len(part.pieces) and at + 1 < len(parts)
                 place = Place(part.seed, number, ends_part=ends_part)
                 prompt = partial(self._loaded.prompt, text, voices, options)
-                build = partial(self._utterance, request, next(index), prompt, place)
+                build = partial(self._utterance, request, len(request.later), prompt, place)
                 makes_voice = voices is own and num_own > 1
                 if makes_voice:
                     num_own = 0
