@@ -34,7 +34,7 @@ from s1_mini.server.errors import (
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, StartOptions
 from s1_mini.server.speech import source_header
-from s1_mini.server.speech_queue import Listener
+from s1_mini.server.speech_queue import AnyTrack, Listener
 from s1_mini.server.state import ServerState, state_of
 from s1_mini.server.text_input import TextInput
 from s1_mini.server.voice_names import own_voice
@@ -70,7 +70,7 @@ class Messages:
             raise from_validation(problems, kind.model_fields if kind else ()) from None
 
 
-class Protocol(Listener):
+class Protocol(Listener[AnyTrack]):
     """Sends to one kind of client, and handles its messages."""
 
     messages: Messages
@@ -120,7 +120,7 @@ async def config_of(
     return SessionConfig(type="session.config", voice=name, response_format=audio_format, sample_rate=rate, **options)
 
 
-async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
+async def converse(socket: WebSocket, protocol: Callable[[Session], Protocol[Any]]) -> None:
     """Run a session with a client. Raises `BusyError`, or `ClientGoneError` if the client disconnects."""
     session, pool, record = Session(socket, protocol), state_of(socket).websockets, record_of(socket)
     if not pool.add(session, record.client):
@@ -140,14 +140,14 @@ class Session:
     a new one (`IdlePool`).
     """
 
-    def __init__(self, socket: WebSocket, protocol: Callable[[Session], Protocol]) -> None:
+    def __init__(self, socket: WebSocket, protocol: Callable[[Session], Protocol[Any]]) -> None:
         self._socket, self.state = socket, state_of(socket)
         self.record = record_of(socket)
         self._is_evicted = False
         self._last_message = time.monotonic()
         self.text = TextInput(self.state, self.record, lambda: self.protocol, self._mark)
         self.queue = self.text.queue
-        self.protocol = protocol(self)
+        self.protocol: Protocol[Any] = protocol(self)
 
     async def run(self) -> None:
         """Read messages and speak until the session ends; send errors to the client. Raises `ClientGoneError`."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from s1_mini.exceptions import MarkupError, NothingToSpeakError, QueueFullError, RequestError, TextError
 from s1_mini.server.accounts import Resource
@@ -60,6 +60,9 @@ class Track:
             self.stream = None
 
 
+AnyTrack = TypeVar("AnyTrack", bound=Track)
+
+
 @dataclass(eq=False)
 class _Item:
     """An entry of the queue: a stretch of text to be spoken, or a message to be sent."""
@@ -74,28 +77,28 @@ class _Item:
         return 0 if self.request is None else len(_text_of(self.request))
 
 
-class Listener(ABC):
+class Listener(ABC, Generic[AnyTrack]):
     """Sends the audio of a queue to a client."""
 
     @abstractmethod
-    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
+    async def send_audio(self, track: AnyTrack, piece: bytes, times: Times) -> None:
         """Send audio, which may be empty at the end, and the times that became known with this audio."""
 
-    async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: B027
+    async def start(self, track: AnyTrack, request: SpeechRequest, speech: AudioResponse) -> None:
         """Announce the audio of a stretch of text."""
 
-    async def finish(self, track: Track, seconds: float) -> None:  # noqa: B027
+    async def finish(self, track: AnyTrack, seconds: float) -> None:
         """Announce the end of the audio of a stretch of text."""
 
-    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
+    async def reject(self, track: AnyTrack, text: str, error: RequestError) -> None:  # noqa: ARG002
         """Report an error in the markup of a stretch of text, so that the session continues; or raise the error."""
         raise error
 
-    def give_up(self, track: Track, error: BaseException) -> Callable[[], Coroutine[Any, Any, None]]:  # noqa: ARG002
+    def give_up(self, track: AnyTrack, error: BaseException) -> Callable[[], Coroutine[Any, Any, None]]:  # noqa: ARG002
         """Return what reports an error that ends only this track, or raise the error, which ends the session."""
         raise error
 
-    async def skip(self, error: NothingToSpeakError) -> None:  # noqa: B027
+    async def skip(self, error: NothingToSpeakError) -> None:
         """Handle a stretch of text that has nothing to speak."""
 
 
@@ -109,7 +112,7 @@ class SpeechQueue:
         self,
         state: ServerState,
         record: RequestLog,
-        listener: Callable[[], Listener],
+        listener: Callable[[], Listener[Any]],
         on_change: Callable[[bool], None],
     ) -> None:
         self._state, self._record, self._listener, self._on_change = state, record, listener, on_change

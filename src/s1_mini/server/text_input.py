@@ -39,7 +39,7 @@ class TextInput:
         self,
         state: ServerState,
         record: RequestLog,
-        listener: Callable[[], Listener],
+        listener: Callable[[], Listener[Any]],
         on_change: Callable[[bool], None] = lambda _: None,
         *,
         waits: bool = False,

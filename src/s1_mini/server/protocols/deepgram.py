@@ -17,7 +17,7 @@ from s1_mini.server.protocols.websocket import Input, OwnProtocol
 from s1_mini.server.schemas import SessionConfig, SpeechRequest, StartOptions
 from s1_mini.server.session import Messages, Protocol, Session, config_of, converse, read_options
 from s1_mini.server.speech import AudioResponse, Times
-from s1_mini.server.speech_queue import Track
+from s1_mini.server.speech_queue import AnyTrack, Track
 from s1_mini.server.state import state_of
 from s1_mini.types import MAX_RATE, MIN_RATE, AudioFormat
 
@@ -72,7 +72,7 @@ async def config_from(socket: WebSocket, options: Options) -> SessionConfig:
     return await config_of(state_of(socket), options, options.model, _FORMATS[options.encoding], rate or default_rate)
 
 
-class Deepgram(Protocol):
+class Deepgram(Protocol[AnyTrack]):
     """Deepgram's messages."""
 
     messages = Messages(Speak | Control)
@@ -106,14 +106,14 @@ class Deepgram(Protocol):
         await self.session.send({"type": kind, "sequence_id": self._num_answers} | details)
         self._num_answers += 1
 
-    async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
+    async def start(self, track: AnyTrack, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
         await self._warn(speech.warning)
 
-    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:  # noqa: ARG002
+    async def send_audio(self, track: AnyTrack, piece: bytes, times: Times) -> None:  # noqa: ARG002
         if piece:
             await self.session.send_bytes(piece)
 
-    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
+    async def reject(self, track: AnyTrack, text: str, error: RequestError) -> None:  # noqa: ARG002
         await self._warn(message_of(error), code_of(error))
 
     async def skip(self, error: NothingToSpeakError) -> None:
@@ -128,7 +128,7 @@ class Deepgram(Protocol):
         return {"type": "Error", "description": error["message"], "code": error["code"]}
 
 
-class Recognizing(Protocol):
+class Recognizing(Protocol[Track]):
     """Switches to our own protocol or to Deepgram's, depending on the client's first message."""
 
     messages = Messages(Input | Speak | Control)

@@ -111,7 +111,7 @@ class Turn(Track):
         return {"text_spoken": self.text[:position], "text_remaining": self.text[position:]}
 
 
-class DeepgramTurns(Deepgram):
+class DeepgramTurns(Deepgram[Turn]):
     """Deepgram's messages for turns. The `_lock` keeps messages and the end of a turn apart."""
 
     messages = Messages(Speak | Control | Interrupt | Configure)
@@ -249,20 +249,17 @@ class DeepgramTurns(Deepgram):
             self._config = self._config.model_copy(update=self._configured)
         await self.session.send({"type": "ConfigureSuccess", "applied": self._configured})
 
-    async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:
-        assert isinstance(track, Turn)
+    async def start(self, track: Turn, request: SpeechRequest, speech: AudioResponse) -> None:
         track.begin = max(track.stop, track.text.find(request.speech.text, track.stop))
         track.begin_s, track.stop = track.sent_s, track.begin + len(request.speech.text)
         await super().start(track, request, speech)
 
-    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
-        assert isinstance(track, Turn)
+    async def send_audio(self, track: Turn, piece: bytes, times: Times) -> None:
         self._has_audio = True
         track.spoken += [(track.begin_s + word.end_s, track.begin + word.stop) for word in times.words]
         await super().send_audio(track, piece, times)
 
-    async def finish(self, track: Track, seconds: float) -> None:
-        assert isinstance(track, Turn)
+    async def finish(self, track: Turn, seconds: float) -> None:
         track.spoken.append((track.begin_s + seconds, track.stop))
 
     async def end(self) -> None:

@@ -350,7 +350,7 @@ class Context(Track):
         return self.is_closing or not self.is_flushed
 
 
-class _ElevenLabs(Protocol):
+class _ElevenLabs(Protocol[Context]):
     """Base of both WebSockets: audio is base64 in JSON, with the times of its characters."""
 
     messages = Messages(Message)
@@ -385,19 +385,16 @@ class _ElevenLabs(Protocol):
         elif has_text:
             context.is_flushed = False
 
-    async def start(self, track: Track, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
-        assert isinstance(track, Context)
+    async def start(self, track: Context, request: SpeechRequest, speech: AudioResponse) -> None:  # noqa: ARG002
         text = blank_markup(request.speech.text, request.speech.text_type, ())
         # Append a space, because clients treat a word as complete only at a space.
         track.alignment = Alignment(text if text.endswith(" ") else text + " ", track.audio_s)
 
-    async def send_audio(self, track: Track, piece: bytes, times: Times) -> None:
-        assert isinstance(track, Context)
+    async def send_audio(self, track: Context, piece: bytes, times: Times) -> None:
         assert track.alignment is not None
         await self._send(track, base64.b64encode(piece).decode(), track.alignment.add(times.words))
 
-    async def finish(self, track: Track, seconds: float) -> None:
-        assert isinstance(track, Context)
+    async def finish(self, track: Context, seconds: float) -> None:
         assert track.alignment is not None
         track.audio_s += seconds
         if characters := track.alignment.finish():
@@ -419,8 +416,7 @@ class _ElevenLabs(Protocol):
             "charDurationsMs": [end - start for start, end in zip(starts, ends, strict=True)],
         }
 
-    async def reject(self, track: Track, text: str, error: RequestError) -> None:  # noqa: ARG002
-        assert isinstance(track, Context)
+    async def reject(self, track: Context, text: str, error: RequestError) -> None:  # noqa: ARG002
         await self._report(track.id, error)
 
     async def _report(self, name: str | None, error: S1MiniError) -> None:
@@ -469,10 +465,9 @@ class SeveralTexts(_ElevenLabs):
                 if each.id == message.context_id and not each.is_closing:
                     await self._stop(each)
 
-    def give_up(self, track: Track, error: BaseException) -> Callable[[], Coroutine[Any, Any, None]]:
+    def give_up(self, track: Context, error: BaseException) -> Callable[[], Coroutine[Any, Any, None]]:
         if not isinstance(error, S1MiniError) or row_of(error).status in (429, 503):  # errors of all contexts
             raise error
-        assert isinstance(track, Context)
         track.is_closing, track.is_sentence = True, False  # more text with this id begins another context
         self.session.text.forget(track)
         return partial(self._fail, track, error)

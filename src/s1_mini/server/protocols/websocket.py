@@ -34,7 +34,7 @@ async def speak_stream(socket: WebSocket) -> None:
     await converse(socket, OwnProtocol)
 
 
-class OwnProtocol(Protocol):
+class OwnProtocol(Protocol[Track]):
     """Our own messages: audio is binary, and each stretch of text has an index."""
 
     messages = Messages(Input)

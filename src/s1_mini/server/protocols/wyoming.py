@@ -287,7 +287,7 @@ class _Connection:
         await async_write_event(message if isinstance(message, Event) else message.event(), self._writer)
 
 
-class _Speaker(Listener):
+class _Speaker(Listener[Track]):
     """Sends the audio of one text, or of one stream of text."""
 
     def __init__(self, send: Callable[[Any], Awaitable[None]], *, is_stream: bool) -> None:
