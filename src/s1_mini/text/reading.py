@@ -131,6 +131,7 @@ _TILDE = re.compile(r"(?<=\d)~(?=\d)")  # a range
 _MARKED = re.compile(
     r"(?<![\w=])==(?=[^\s=])([^=\n]{1,200})(?<=\S)==(?![\w=])|(?<![\w:]):([a-z][a-z0-9_+-]{2,30}):(?![\w:])"
 )  # ==a==, :smile:
+_MASKED = re.compile(r"(?<![\w*•])(?:(?:\*{4}|•{2,4}|[xX]{4})[ -]?){1,4}(\d{4})(?![\w*])")  # a card: ****4242
 _GROUPED = re.compile(r"(?<=\d)_(?=\d{3}(?!\d))")  # 1_000_000
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
 
@@ -192,6 +193,7 @@ def read_markup(text: str) -> str:
     if "|" in text:
         text = "\n".join(map(_without_edges, _TABLE_RULE.sub("", text).split("\n")))
     text = "\n".join("" if is_scene_break(line) else line for line in text.split("\n"))
+    text = _MASKED.sub(lambda found: " ".join(found[1]), text)
     text = _HEADING.sub(lambda found: _sentence(found[1].rstrip(" \t#"), "."), text)
     text = _QUOTE.sub("", text) if ">" in text else text
     text = _ITEM.sub(_item, text)

@@ -32,6 +32,7 @@ from s1_mini.text.english.spelling import (
 
 _IMPERIAL = "lbs?|oz|st|ft|feet|in|inches|mi|miles|yds?|yards|mph|gal|gallons|pints?|cups?"
 _METRIC = "k?g|[kcm]?m|[mc]?[lL]|km/h|kph"
+_COUNTED = "Page|Section|Chapter|Article|Psalm|Number|Rule|Table|Level|Day|Hwy|Rte|Apt|Ste|Bldg"
 # Notations that are first written in a form which the functions read.
 _REWRITTEN = [
     (re.compile(pattern), form)
@@ -70,6 +71,12 @@ _REWRITTEN = [
         (r"(?<=\d)/(?=1[KkM] )", " per "),  # $0.002/1K tokens
         (r"§§", "sections "),
         (r"¶¶", "paragraphs "),
+        (r"\b(Apt|Ste|Suite|Unit|Rm|Room|Bldg)(\.?) #(?=\d)", r"\1\2 "),
+        (r"(?<=\d)#(?!\w)", " hash"),  # a key of a telephone
+        (r"(?<![\w.,/])1/(?=\d{1,3},\d{3}\b)", "1 in "),
+        (rf"\b(?!{_COUNTED})([A-Z][a-z]{{2,20}}) 101(?=[\"'.,!?:;)]|$)", r"\1 one oh one"),  # Sleep 101
+        (r"\b[Pp]/w(?=:)", "password"),
+        (r"(?<=[A-Za-z])~(?=\d)", " tilde "),  # HEAD~1
         (r"(?<=\bSELECT )\*", "star"),
         (r"(?<=\d)[$£€]([-–])(?=\d[\d.,]*+[$£€])", r"\1"),  # 10€-20€
         (r"(?<![\w.,])([$£€])-(?=\d)", r"-\1"),

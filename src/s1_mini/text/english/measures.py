@@ -375,7 +375,7 @@ def read_measures(text: str) -> str:
     if "'" in text:
         text = _FEET_ALONE.sub(_feet_alone, _FEET.sub(_feet, text))
     text = _AT_LEAST.sub(lambda found: f" plus {plural(UNITS[found[1]])}", text) if "+" in text else text
-    text = re.sub(r"(?<![\w.])\.(?=\d\d[ -]calib(?:er|re))", "", text)  # a .50-caliber gun
+    text = re.sub(r"(?<![\w.])\.(?=\d\d[ -](?:calib(?:er|re)|revolver|pistol|rifle|handgun|Special|Colt)\b)", "", text)
     text = _PER_NUMBER.sub(r"\1 per ", _INVERSE.sub(r"\1/\2", text))
     text = _CROWD.sub(" million", _DEGREES.sub("°", _STONE.sub(r"\1 stone ", text)))
     text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))

@@ -6,7 +6,7 @@ Also words in capitals for emphasis, and repeated letters.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 
 from s1_mini.text.english.abbreviations import letter_with_s
@@ -17,7 +17,7 @@ from s1_mini.text.tables import signs, table, text_after, text_before, word_set,
 # Exceptions to the rules for words in capitals. Acronyms that are pronounced as words:
 SAID = word_set(
     "NASA NATO UNESCO UNICEF OPEC AIDS COVID RAM ROM PIN SIM GIF ASCII IKEA NAFTA ASEAN SWAT FIFA UEFA LEGO "
-    "SARS NASDAQ YOLO LASER RADAR SONAR SCUBA CAPTCHA ECOWAS OSHA HIPAA FEMA NOAA PETA NORAD GUI WYSIWYG JPEG "
+    "SARS VIX NASDAQ YOLO LASER RADAR SONAR SCUBA CAPTCHA ECOWAS OSHA HIPAA FEMA NOAA PETA NORAD GUI WYSIWYG JPEG "
     "ZIP MIDI BIOS CERN INTERPOL EUROPOL TASER MERS CRISPR LIDAR PISA TOEFL AWOL FOMO SIDS GAAP DARPA COBOL "
     "IMAX ICANN NIMBY MOMA CAD MAC DOS LAN WAN VIN COP GNU"
 )
@@ -30,7 +30,8 @@ SPELT = word_set(
     "FM PM EST PST CST MST GMT UTC BST CET NBA NFL NHL MLB UFC PGA NCAA YMCA ACLU NAACP IEEE GDPR AARP AAA "
     "EEG IQ EQ OK OS IOS DOI ISBN AOL AWS SMS MMS GPS ISP IDE SATA LGBT LGBTQ EPA FDA FCC SEC CDC NIH DEA DOJ "
     "NRA UCLA MIT NYU USSR GDR RGB HD UHD HDMI DIN IPO ROI KPI ROTFL SEO CRM ERP HQ EV AGM NGO APR ISO CV BC AD "
-    "PSAT USDA USPS USAF USCIS AFAIK IMHO CE IOU LLC PLC PLO IRA BPS UPS DHL KFC IEC EULA UI UX ICYMI ASPCA"
+    "PSAT USDA USPS USAF USCIS AFAIK IMHO CE IOU LLC PLC PLO CEST EEST AEST MAOI IRA BPS UPS DHL KFC IEC EULA UI UX ICYMI "
+    "ASPCA"
 )
 # Words that are read as words even in capitals. The same applies to other words of at least four capitals that are
 # pronounceable or too long for an acronym.
@@ -148,12 +149,14 @@ _WORDS_DIALLED = re.compile(
 )
 _DIALLED = re.compile(
     r"\b((?:call|dial|ring|phone|telephone|tel|text|fax|mobile|cell|whatsapp|hotline|helpline|code|pin|zip|extension|password|"
-    r"ends?|ending)\.?(?: us| me| him| her| them| now| (?-i:[A-Z]{2,12}) to)?(?: is| on| in| at| number)?:?) "
+    r"ends?|ending|passcode|(?-i:ID|UPC|NHS(?= 111)))\.?"
+    r"(?: us| me| him| her| them| now| (?-i:[A-Z]{2,12}) to)?(?: is| on| in| at| number)?:?) "
     r"(\d{2,8}(?:[ -]\d{2,5}){2,4}|\d{5} \d{5,6}|\d{3} \d{3}|\d{3,12})\b"
     r"(?![.,]\d|-\d| (?:people|customers|clients|others|more|times)\b)",
     re.IGNORECASE,
 )
 _EITHER_DIALLED = re.compile(r"\b((?:call|dial|ring|phone|text) )(\d{3})( or )(\d{3})\b(?![.,]\d|-\d)", re.IGNORECASE)
+_IBAN = re.compile(r"(?<!\w)[A-Z]{2}\d\d(?: [A-Z\d]{4}){3,7}(?: [A-Z\d]{1,3})?(?!\w)")
 _OWN_NUMBER = re.compile(
     r"(\b(?:my|your|his|her|our|their|phone|cell|account|order|tracking|reference|confirmation|serial|case|policy|customer|"
     r"member\w{0,4}|contact) number(?:'s| is| was|:)? )(\d{7,12})(?![\w.,-]*\d)",
@@ -170,7 +173,7 @@ _VERSION = re.compile(
 )
 _PLACE = re.compile(
     r"\b(rooms?|suite|apartment|flight|route|highway|interstate|gate|bus|train|channel|area|boeing|airbus|locker|cell|"
-    r"http|port|error|status|rfc|cessna|learjet|porsche|ferrari|mclaren|peugeot|"
+    r"http|port|error|bwv|status|rfc|cessna|learjet|porsche|ferrari|mclaren|peugeot|"
     r"ward|model|extension|apt|seat|row|flat|unit|platform) #?(\d{1,4})([A-Z]?)(?![\w%°]|[.,:]\d| \d{1,3}/\d)",
     re.IGNORECASE,
 )
@@ -218,6 +221,7 @@ def _words_dialled(found: re.Match[str]) -> str:
 
 def read_phones(text: str) -> str:
     """Spell out telephone, card and zip numbers, and dialled codes, digit by digit."""
+    text = _IBAN.sub(lambda found: re.sub(r"(?<=\w)(?=\w)", " ", found.group().replace(" ", ", ")), text)
     text = _NATIONAL.sub(_national, _PHONE.sub(_phone, _EXTENSION.sub(" extension ", text)))
     text = _WORDS_DIALLED.sub(_words_dialled, text) if "1-8" in text else text
     text = _EITHER_DIALLED.sub(lambda found: f"{found[1]}{digits(found[2])}{found[3]}{digits(found[4])}", text)
@@ -257,6 +261,7 @@ _MODEL_PLURAL = re.compile(
 _NAME_IN_PAIRS = re.compile(
     r"(?:(?<=\bRX )|(?<=[GR]TX )|(?<=GeForce )|(?<=Radeon )|(?<=\bForm )|(?<=\bForms ))\d{4}(?!\w)"
     r"|(?:(?<=\b[Aa] )(?:10(?:40|99)|404|7[0-8]7)|(?<=\b[Tt]he )7[0-8]7(?!\w))(?![\w.,$-]*\d| [a-z]{1,20}s\b)"
+    r"|(?:(?<=\bLevi's )501|501(?= jeans))\b"
     r"|(?<![\w.,$£€-])[45]0\d(?= (?:errors?|status|responses?|Not Found)\b)"
 )
 _AIRLINE = re.compile(r"(?<![\w.-])(UA|AA|DL|BA|AF|LH|KL|EK|QF|SQ|WN|LX|TK|QR|EY|IB|NH) (\d{3,4})(?![\w.,%°$-]*\d)")
@@ -271,6 +276,8 @@ _EMERGENCY = re.compile(
     re.IGNORECASE,
 )
 _MANY = re.compile(r"(?<![\w.,$£€/-])(10|100|1,?000)s(?= of\b)")
+_BATTING = re.compile(r"(\b(?:hits?|hitting|bats|batt(?:ed|ing)|averag(?:e|ed|ing)|slugging) )\.(\d{3})(?!\w|\.\d)")
+_PIXELS = re.compile(r"(?<![\w.,])(\d{4}) ?[x×] ?(\d{3,4})(?![\w.,]*\d| ?(?:[mck]?m|ft|in)\b)")
 _HUNDREDS = re.compile(r"(?:(?<=[Tt]he )|(?<=\d00s and ))([1-9]00)s(?!\w)")
 _MANY_NAMES = {"10": "tens", "100": "hundreds", "1000": "thousands"}
 _AIRLINER = re.compile(r"(?<![\w.,/-])(7[0-8]7)-([1-9]00|[89]|10)([A-Z]{0,3})(s?)(?![\w-])")
@@ -307,6 +314,8 @@ def _read_designations(text: str) -> str:
     text = _MODEL_PLURAL.sub(
         lambda found: plural_number(run(found[1])) if found[1] else f"{cardinal(int(found[2]))} s", text
     )
+    text = _BATTING.sub(lambda found: found[1] + run(found[2]), text)
+    text = _PIXELS.sub(lambda found: f"{run(found[1])} by {run(found[2])}", text)
     text = _MANY.sub(lambda found: _MANY_NAMES[found[1].replace(",", "")], text)
     text = _HUNDREDS.sub(lambda found: plural_number(cardinal(int(found[1]))), text)
     text = _PLURAL_NUMBER.sub(_plural_number, text)
@@ -334,19 +343,24 @@ def run(number: str) -> str:
     return paired(int(number)) if is_short else digits(number)
 
 
+def _part(code: str) -> str:
+    return f"{run(code[:-1])} {code[-1]}" if code[-1].isalpha() else run(code)
+
+
 def _is_word(part: str) -> bool:
     return _VOWEL.search(part) is not None and (part.istitle() or (len(part) > 2 and not part.isupper()))
 
 
 def _mixed(found: re.Match[str]) -> str:
     token = found.group()
-    if _MEASURED.fullmatch(token):
+    if _MEASURED.fullmatch(token) and not re.fullmatch(r"\d{3,}X", token):  # Ryzen 7950X
         return token
+    is_serial = re.search(r"[A-Za-z]\d{5}|\d{5}[A-Za-z]", token) is not None
     said: list[str] = []
     is_plural = token[0].isalpha() and re.search(r"(?<!^k)\ds$", token)  # B-52s, MP3s
     for part in _RUN.findall(token[:-1] if is_plural else token):
         if part.isdecimal():
-            said.append(written(part) if len(part) <= 2 else run(part))
+            said.append(digits(part) if is_serial else written(part) if len(part) <= 2 else run(part))
         elif said and len(part) < 5 and re.fullmatch("[A-Z]+s", part):  # 350Zs
             said.append(" ".join((*part[:-2], letter_with_s(part[-2]))))
         elif part.upper() in SAID or len(part) == 1 or _is_word(part):
@@ -380,7 +394,7 @@ _FILE = re.compile(
     rf"(?<![\w@./-])[\w-]{{1,80}}(?:\.[\w-]{{1,20}}){{0,2}}\.(?:{_ENDINGS})(?:\.\d{{1,3}}){{0,3}}(?![\w])"
     r"|(?<![\w@./-])[a-z_][\w-]{2,80}\.[ch](?!\w)|(?<![\w@./-])lib[\w-]{1,80}\.a(?!\w)"
 )
-_HIDDEN = re.compile(r"(?<![^\s(\"'`])\.(?=[a-z][\w-]{2}|NET\b)|(?<=\bASP)\.(?=NET\b)")
+_HIDDEN = re.compile(r"(?<![^\s(\"'`])\.(?=[a-z][\w-]{2}|(?:py|rs|md|js|ts|go|sh|gz)\b|NET\b)|(?<=\bASP)\.(?=NET\b)")
 _PATH = re.compile(
     r"(?<![^\s(\"'])(?:(?:~|\.{1,2}|[A-Z]:)(?:[/\\][\w.+-]{1,80}){1,20}|(?:[/\\][\w.+-]{1,80}){2,20})[/\\]?"
 )
@@ -393,7 +407,7 @@ _HEX = re.compile(
     r"|(?<![\w:.])(?=[\da-f:]{3,39}(?![\w:]))((?:[\da-f]{0,4}:){2,7}[\da-f]{0,4})(?!\w)",
     re.IGNORECASE,
 )
-_SERIAL = re.compile(r"#(\d{1,12}(?:-\d{1,12}){1,4})(?![\w-])")
+_SERIAL = re.compile(r"#(\d{1,12}(?:-\d{1,12}[A-Z]?){1,4})(?![\w-])")
 _TAG = re.compile(r"(?<![\w&#/])#(\w{1,100})")
 _NAME = re.compile(r"(?<![\w@.])@(\w[\w.]{0,50}\w|\w)(?![@\w])")
 _LINK_PARTS = re.compile(r"[A-Za-z]++|\d++|[^A-Za-z0-9]")
@@ -448,7 +462,7 @@ def _hex(found: re.Match[str]) -> str:
 
 def _tag(found: re.Match[str]) -> str:
     word = found[1]
-    if re.fullmatch(r"\d+|[A-Z]\d{3,}", word):
+    if re.fullmatch(r"\d+|[A-Z]\d{3,}", word) or (word.isupper() and re.match(r"-\d", text_after(found, 2))):
         return f"number {word}"
     return f"hashtag {' '.join(_CAMEL.findall(word)) or word}"
 
@@ -467,7 +481,7 @@ def read_links(text: str) -> str:
     if "#" in text:
         text = re.sub(r"(?<!\w)#(?= of\b)", "number", text)
         text = re.sub(r"\b([CFJ])#(?!\w)", r"\1 sharp", text)
-        text = _SERIAL.sub(lambda found: "number " + ", ".join(run(part) for part in found[1].split("-")), text)
+        text = _SERIAL.sub(lambda found: "number " + ", ".join(map(_part, found[1].split("-"))), text)
         text = _TAG.sub(_tag, text)
     if "@" in text:
         text = _NAME.sub(lambda found: "at " + _read_link(found[1]).replace(" underscore ", " "), text)
@@ -495,6 +509,7 @@ _LETTERS_OF = re.compile(  # two Bs, straight As
     re.MULTILINE,
 )
 _CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,})(s'(?=\s)|s|'s|ed|ing|ers?)?(?![\w])(?:-(?=[A-Z]\b))?")
+_TITLE = re.compile(r"\b[A-Z][a-z]{2,}+\b")
 _NEXT = re.compile(r"[^\w.!?]{1,3}([A-Z]{2,20})\b")
 _BEFORE = re.compile(r"\b([A-Z]{2,20})[^\w.!?]{1,3}$")
 _CAPITAL_VOWEL = re.compile("[AEIOUY]")
@@ -540,7 +555,7 @@ def _spell(word: str, ending: str) -> str:
     return " ".join(word) + ending
 
 
-def _capitals(found: re.Match[str]) -> str:
+def _capitals(found: re.Match[str], names: set[str]) -> str:
     word, ending = found[1], found[2] or ""
     tail = " " if found.group().endswith("-") else ""
     if word in SAID or len(word) > 20:
@@ -553,7 +568,7 @@ def _capitals(found: re.Match[str]) -> str:
         is_word = any(each and _is_shouted(each[1]) and each[1] not in _CUES for each in near)
         is_word = is_word or not (_is_lettered(found, before) or ending == "s")
         return (word.lower() + ending if is_word else _spell(word, ending)) + tail
-    if word not in SPELT and _is_shouted(word):
+    if word not in SPELT and (_is_shouted(word) or word.title() in names):
         return word.lower() + ending + tail
     return _spell(word, ending) + tail
 
@@ -595,7 +610,7 @@ def read_acronyms(text: str) -> str:
     text = _LETTERS_OF.sub(
         lambda found: letter_with_s(found[1]) if found[1] else f"{found[2]}{letter_with_s(found[3])}", text
     )
-    return _CAPITALS.sub(_capitals, text)
+    return _CAPITALS.sub(partial(_capitals, names=set(_TITLE.findall(text))), text)
 
 
 def _stretched(found: re.Match[str]) -> str:
