@@ -301,6 +301,16 @@ def end_of(plug: socket.socket, last: bytes = b"") -> bytes:
     return last
 
 
+@pytest.mark.usefixtures("held")
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_disconnects_frees_its_slot(door: Replicas, streams: bool) -> None:
+    with door.connect() as plug:
+        plug.sendall(raw_post(LONG | {"stream": streams}))
+        wait_until(lambda: sum(requests_inside(door)) == 1)
+        plug.close()
+        wait_until(lambda: sum(requests_inside(door)) == 0)
+
+
 def test_a_stalled_client_is_disconnected_and_a_slow_one_is_not(door: Replicas, held: Path) -> None:
     with ExitStack() as stack:
         plugs = [stack.enter_context(socket.socket()) for _ in range(3)]

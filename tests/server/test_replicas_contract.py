@@ -40,8 +40,11 @@ EXCEPT = {
     "test_a_name_that_sagemaker_would_not_take_is_refused",
     "test_a_client_that_closes_a_response_stream_frees_its_slot",
     "test_clearing_stops_the_audio_at_once_and_reports_how_much_was_sent_and_played",
-    # holds the generation of an engine in the test's process
+    # hold the generation of an engine in the test's process; of the second, see test_replicas.py
     "test_clearing_after_the_end_of_the_text_ends_the_session",
+    "test_a_client_that_disconnects_frees_its_slot",
+    # hides a package from the test's process
+    "test_without_its_package_accept_skips_aac_or_is_refused_with_the_extra",
     # metrics have a replica label, see test_replicas.py
     "test_metrics_count_synthesized_audio_and_have_no_labels_of_unknown_paths",
     "test_metrics_include_the_process",
