@@ -342,17 +342,14 @@ class _Encoded(AsyncIterator[bytes]):
 
     async def begin(self, first: AudioChunk) -> None:
         """Encode the first chunk."""
-        self._begun = await self._feed(first)
-
-    async def _feed(self, chunk: AudioChunk) -> bytes:
-        return await self._chunks.encode(self._encoder.feed, chunk.audio, is_fast=self._is_fast)
+        self._begun = await self._chunks.encode(self._encoder.feed, first.audio, is_fast=self._is_fast)
 
     async def __anext__(self) -> bytes:
         piece, self._begun = self._begun, b""
         try:
             while not (piece or self._is_over):
                 if (chunk := await anext(self._chunks, None)) is not None:
-                    piece = await self._feed(chunk)
+                    piece = await self._chunks.encode(self._encoder.feed, chunk.audio, is_fast=self._is_fast)
                 else:
                     self._is_over = True
                     self._chunks.holding.set(Resource.REQUESTS, 0)
