@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -308,19 +308,19 @@ class Parser(h11.Connection):
         if isinstance(event, h11.Request):
             self._pieces = self._bytes = 0
             if len(event.headers) > self.max_headers:
-                self.complaint = f"it has {len(event.headers)} headers; at most {MAX_HEADERS} are allowed"
-                raise h11.RemoteProtocolError(self.complaint)
+                self._refuse(f"it has {len(event.headers)} headers; at most {MAX_HEADERS} are allowed")
             num_bytes = len(event.target) + sum(len(name) + len(value) + 4 for name, value in event.headers)
             if num_bytes > self._max_head_bytes:
-                self.complaint = TOO_LONG
-                raise h11.RemoteProtocolError(self.complaint)
+                self._refuse(TOO_LONG)
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
-                self.complaint = "it has both Content-Length and Transfer-Encoding, which can mislead proxies"
-                raise h11.RemoteProtocolError(self.complaint)
+                self._refuse("it has both Content-Length and Transfer-Encoding, which can mislead proxies")
         elif isinstance(event, h11.Data):
             self._pieces += 1
             self._bytes += len(event.data)
             if self._pieces > FREE_PIECES + self._bytes / PIECE_BYTES:
-                self.complaint = f"the body comes in pieces of {self._bytes / self._pieces:.0f} bytes; send larger ones"
-                raise h11.RemoteProtocolError(self.complaint)
+                self._refuse(f"the body comes in pieces of {self._bytes / self._pieces:.0f} bytes; send larger ones")
         return event
+
+    def _refuse(self, complaint: str) -> NoReturn:
+        self.complaint = complaint
+        raise h11.RemoteProtocolError(complaint)
