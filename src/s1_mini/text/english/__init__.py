@@ -63,6 +63,7 @@ _REWRITTEN = [
         (r"(?<=\()b\. (?=(?:c\. )?\d{3,4}\b)", "born "),
         (r"(?:(?<=\()|(?<=\d, ))d\. (?=(?:c\. )?\d{3,4}\))", "died "),
         (r"(?<=\()r\. (?=(?:c\. )?\d{3,4}\b)", "reigned "),
+        (r"(?<=\d(?:st|nd|rd|th) )c\.(?! [A-Z][a-z])", "century"),
         (r"(?<=\d, )v\. (?=\d)", "verse "),
         (r"(?<![\w.'-])vv\. (?=\d)", "verses "),
         (r"\bM[-–]F(?=,? \d)", "Monday to Friday"),
@@ -71,6 +72,9 @@ _REWRITTEN = [
         (r"(?<=\d)/(?=1[KkM] )", " per "),  # $0.002/1K tokens
         (r"§§", "sections "),
         (r"¶¶", "paragraphs "),
+        (r"(?<=\^\d)/L\b", " per liter"),  # 10^9/L
+        (r"(?<=:\d\d)/(?=(?:km|mi)\b)", " per "),  # a pace of 5:30/km
+        (r"(?<=\d)m(?= (?:late|early|ago|left|delay)\b)", " minutes"),
         (r"\b(Apt|Ste|Suite|Unit|Rm|Room|Bldg)(\.?) #(?=\d)", r"\1\2 "),
         (r"(?<=\d)#(?!\w)", " hash"),  # a key of a telephone
         (r"(?<![\w.,/])1/(?=\d{1,3},\d{3}\b)", "1 in "),

@@ -153,8 +153,7 @@ _QUALIFIES = re.compile(rf",? (?:(?!(?:{'|'.join(SPELT_NUMBERS)})\b)[a-z]|-?\d{{
 _QUALIFIED = re.compile(
     r"\b(?:max|min|avg|average|maximum|minimum|high|low|body|room|water|air|oven|outside|mean|core)\.? $", re.IGNORECASE
 )
-_EDITION = re.compile(r"(?<=\d(?:st|nd|rd|th) )(ed|[Ff]l|c)\.|(?<=\b(?:first|third|sixth) )(ed|fl)\.")
-_EDITIONS = table("ed=edition, fl=floor, c=century")
+_EDITION = re.compile(r"(?<=\d(?:st|nd|rd|th) )(ed|[Ff]l)\.|(?<=\b(?:first|third|sixth) )(ed|fl)\.")
 _DEGREE = re.compile(
     r"(?<![\w.'-])([BM])\.(Sc|Eng|Ed|Tech|Com|Arch|Phil)\.|(?<![\w.'-])(D)\.(Phil|Sc)\.|(?<![\w.'-])(LL)\.([BM])\."
 )
@@ -365,7 +364,7 @@ def read_abbreviations(text: str) -> str:
     text = _SPOONS.sub(_spoons, _ESTIMATED.sub(lambda found: f"{_cased('estimated', found[1])}", text))
     text = _DOCTORS.sub(f"P H {letter_with_s('D')}", text)
     text = _OFFICE.sub(_office, _DEGREE.sub(_degree, text))
-    text = _EDITION.sub(_edition, text)
+    text = _EDITION.sub(lambda found: ("edition" if "ed" in found.groups() else "floor") + _stop(found), text)
     text = _CITY_STATE.sub(_city_state, _NUMBERED.sub(_numbered, text))
     text = _AT_START.sub(r"\1imum", text)
     text = _DOTTED.sub(_dotted, _LOWER.sub(_lower, text))
@@ -376,11 +375,6 @@ def _spoons(found: re.Match[str]) -> str:
     name = {"T": "tablespoon", "t": "teaspoon"}.get(found[2], "cup")
     is_one = found[1] == "1" or re.fullmatch(r"\d{1,2}/\d{1,2}|[½¼¾⅓⅔]", found[1])
     return f"{found[1]} {name}{'' if is_one else 's'}"
-
-
-def _edition(found: re.Match[str]) -> str:
-    word = (found[1] or found[2]).lower()
-    return _EDITIONS[word] + _stop(found, "part" if word == "c" else "other")
 
 
 def _office(found: re.Match[str]) -> str:

@@ -29,7 +29,7 @@ _STANDARD = re.compile(r"(\b(?:ISO|IEC|EN|DIN|BS) ?\d{2,5}):((?:19|20)\d\d)\b") 
 _DURATION = re.compile(r"(?<![\w.:/])([2-5]\d):([0-5]\d)(?![\w:])")
 _LAP = re.compile(r"(?<![\w.:/])(\d{1,2}):([0-5]\d)\.(\d{1,3})(?![\w:]|\.\d)")  # 3:43.13
 _MILITARY = re.compile(  # 0600 hours; 1500 hrs may be a duration
-    r"(?:(?<![\w.,:])(?=0)|(?<=\b[Aa]t )|(?<=\b[Bb]y )|(?<=\bETA )|(?<=until ))([01]\d|2[0-4])([0-5]\d) (?:hours|hrs)\b"
+    r"(?:(?<![\w.,:])(?=0)|(?<=\b[Aa]t )|(?<=\b[Bb]y )|(?<=\bETA )|(?<=until ))([0-2]\d[0-5]\d) (?:hours|hrs)\b"
 )
 _ZONE = re.compile(r"\b(UTC|GMT) ?([-+])0?(\d{1,2})(?::00)?(?!\d)")
 _VERSE = re.compile(
@@ -72,11 +72,6 @@ def _clock(found: re.Match[str]) -> str:
     return f"{cardinal(hour)} o'clock" if hour <= 12 else f"{cardinal(hour)} hundred"
 
 
-def _military(found: re.Match[str]) -> str:
-    hour, minute = int(found[1]), int(found[2])
-    return f"{'oh ' * (0 < hour < 10)}{cardinal(hour)} {_minutes(minute) if minute else 'hundred'} hours"
-
-
 def _proportion(found: re.Match[str]) -> str:
     first, last = (int(part) for part in (found[2] or found[4], found[3] or found[5]))
     return f"{found[1] or ''}{cardinal(first)} to {cardinal(last)}"
@@ -84,7 +79,7 @@ def _proportion(found: re.Match[str]) -> str:
 
 def read_times(text: str) -> str:
     text = _ZONE.sub(lambda found: f"{found[1]} {APPROXIMATE[found[2]]}{found[3]}", text)
-    text = _MILITARY.sub(_military, text)
+    text = _MILITARY.sub(lambda found: f"{'oh ' * (found[1][0] == '0')}{paired(int(found[1]))} hours", text)
     text = _WITH_HALF.sub(_with_half, _DASH.sub(_dash, text))
     if ":" not in text:
         return text

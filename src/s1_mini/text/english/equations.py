@@ -41,6 +41,9 @@ _MENUS = re.compile(  # a verb or the name of a menu, and the path so far
 # A dash between words is read as a comma, because voices read "-" as part of a word. Without spaces around the dash,
 # only — and -- are matched.
 _DASH = re.compile(r"(?<=[\w.!?)\"”'’%])(?:[ \t]++[-–—]++[ \t]++|[ \t]*+(?:—++|--++)[ \t]*+)(?=[\w(“‘]|[\"']\w)")
+_BOUND = re.compile(r"(?:^|(?<=[a-z]{2} )|(?<=[a-z], )|(?<=\())([≥≤>])(?=\d)", re.MULTILINE)  # for ≥30 minutes
+_BOUNDS = {"≥": "at least ", "≤": "at most ", ">": "more than "}
+_CHANGE = re.compile(r"([↑↓]) ?(?=[\d$£€])")
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
 _SIGN_ITSELF = re.compile(r" (?:sign|symbol|key|button|character)\b")
@@ -58,7 +61,7 @@ _SILENT = re.compile(r"[*~^`|\\/{}<>\[\]©®™†‡•·¦¯´¨¸ªº←↑�
 
 def _name(found: re.Match[str]) -> str:
     text, (start, end) = found.string, found.span()
-    before = "" if start == 0 or text[start - 1].isspace() else " "
+    before = "" if start == 0 or text[start - 1].isspace() or text[start - 1] in "([" else " "
     after = "" if end == len(text) or not (text[end].isalnum() or text[end] in _NAMES) else " "
     name = _NAMES[found.group()]
     is_itself = found.group() in "$£€₹¢" and _SIGN_ITSELF.match(text, end)  # the $ sign
@@ -75,7 +78,9 @@ def _between(found: re.Match[str]) -> str:
 def read_arrows(text: str) -> str:
     """Read arrows between words as "to", replace other arrows by pauses, and write >= and <= as one sign."""
     text = _MENU.sub(lambda found: ", " if _MENUS.search(text_before(found, 60)) else found.group(), text)
-    return _PAUSE.sub(", ", _TO.sub(" to ", text)).replace(">=", "≥").replace("<=", "≤")
+    text = _CHANGE.sub(lambda found: "up " if found[1] == "↑" else "down ", text)
+    text = _PAUSE.sub(", ", _TO.sub(" to ", text)).replace(">=", "≥").replace("<=", "≤")
+    return _BOUND.sub(lambda found: _BOUNDS[found[1]], text)
 
 
 def read_dashes(text: str) -> str:
@@ -132,7 +137,7 @@ _COUNT_RATE = re.compile(
     r"(?:(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year|(?P<of>person|user|team|game|page|request))"
     r"|(?<=\w)(?<!day|ght|ate|ime)(?<!hour|week|year|term)(?<!month)(?<!minute|second|season|decade)(?<!quarter)"
     r"(?<!weekend)(?<!semester)/(hour|day|week|month|year|capita)"
-    r"|(?<=\d)/(min|hr)|(?<=req|tok|img)/(s|sec))(?![\w/\\]|\.\w)"
+    r"|(?<=\d)/(min|hr)(?:\.(?= [a-z]))?|(?<=req|tok|img)/(s|sec))(?![\w/\\]|\.\w)"
 )
 _COUNTED = re.compile(r"(?<![\w.,])\d[\w.,]*+ (?:[A-Za-z-]{1,20} )?[A-Za-z]{1,20}$")  # 5 active users
 _AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")

@@ -9,7 +9,7 @@ from s1_mini.text.english.dates import MONTHS
 from s1_mini.text.english.money import SCALE, TO, is_adjective, scaled
 from s1_mini.text.english.numerals import APPROXIMATE, NUMBER, cardinal, ordinal, part_of, parts_of, written
 from s1_mini.text.stops import is_final
-from s1_mini.text.tables import table, text_after, text_before, word_set
+from s1_mini.text.tables import table, text_after, text_before, word_set, words
 
 _SI = table("km=kilometer, m=meter, dm=decimeter, cm=centimeter, mm=millimeter, µm=micrometer, nm=nanometer")
 UNITS = _SI | table(
@@ -38,12 +38,13 @@ UNITS |= {f"{unit}{sign}": f"square {name}" for sign in ("²", "^2", "2") for un
 UNITS |= {f"{unit}{sign}": f"cubic {name}" for sign in ("³", "^3", "3") for unit, name in _SI.items()}
 UNITS |= {unit.replace(" ", ". ", 1): name for unit, name in UNITS.items() if unit[:3] in ("sq ", "cu ", "fl ")}
 UNITS |= table(
-    "hp=horsepower, bhp=brake horsepower, K=kelvin, kms=kilometer, kgs=kilogram, Tbsp=tablespoon, Tsp=teaspoon, "
-    "ly=light year, qts=quart, gals=gallon, yds=yard, ozs=ounce, tbsps=tablespoon, tsps=teaspoon, "
-    "doz=dozen, pct=percent, mo=month, mos=month, wk=week, wks=week, pkg=package, pkgs=package, pkt=packet, "
-    "pkts=packet, deg=degree, cts=cent, tbs=tablespoon, pcs=piece, ft²=square foot, ft³=cubic foot, "
-    "in²=square inch, mi²=square mile, lb-ft=pound foot, lb.-ft=pound foot, ft-lb=foot pound, ft-lbs=foot pound"
+    "hp=horsepower, bhp=brake horsepower, K=kelvin, Tbsp=tablespoon, Tsp=teaspoon, ly=light year, doz=dozen, "
+    "pct=percent, mo=month, wk=week, pkg=package, pkt=packet, deg=degree, cts=cent, tbs=tablespoon, pcs=piece, "
+    "ft²=square foot, ft³=cubic foot, in²=square inch, mi²=square mile, lb-ft=pound foot, lb.-ft=pound foot, "
+    "ft-lb=foot pound, pts=point, reb=rebound, ppg=point per game, mth=month, mcg=microgram, pg=picogram, "
+    "mEq=milliequivalent, bps=basis point"
 )
+UNITS |= {f"{unit}s": UNITS[unit] for unit in words("km kg qt gal yd oz tbsp tsp mo wk pkg pkt mth ft-lb")}
 UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}
 _IRREGULAR = {"foot": "feet", "inch": "inches"}
 _INVARIANT = word_set("percent hertz kilohertz megahertz gigahertz terahertz bar dozen kelvin horsepower") | {"P S I"}
@@ -67,14 +68,15 @@ _MEASURE = re.compile(
     rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'·])"
     rf"(?!/\w)(\.(?!\w|\.))?"
 )
-_TIME = "hour|day|week|month|year|person|dose"
+_TIME = "(?!half)[a-z]{3,10}"  # an hour, a person, a serving
 _RATE = re.compile(
-    rf"{_PLUS_MINUS}(?<![\w.,/:])(?:({NUMBER}){TO})?({NUMBER})\s?({UNIT})/({UNIT}|{_TIME})(?:/(h|hr|{_TIME}))?(?![\w²³^])"
+    rf"{_PLUS_MINUS}(?<![\w.,/:])(?:({NUMBER}){TO})?({NUMBER})\s?({UNIT})/({UNIT}|{_TIME})(?:/(h|hr|{_TIME}))?(?![\w²³^/])"
 )
 _PER_NUMBER = re.compile(  # 30 mg/5 mL, 4 doses/24 h
     r"(?<=[\d ])([mkµ]?g|[mcd]?[Ll]|mmol|m?IU|k?cal|k?Wh|(?!(?:hour|day|week)s/)[a-z]{2,20}s)"
     rf"/(?={NUMBER}\s?(?:h|hrs?|hours|days|min|km|[md]?L|ml|k?g|m²)(?!\w))"
 )
+_HEAPED = re.compile(r"(\b(?:\d{1,2}|a) (?:heaped|heaping|level|scant|rounded|generous) )(tb?sp)s?\b")
 _INVERSE = re.compile(rf"(?<=\d )({UNIT}) ({UNIT})\^-1(?!\d)")  # m s⁻¹
 _AT_LEAST = re.compile(rf"(?<=\d)\+ ?(?!in\b|pt\b|bar\b)({UNIT})(?![\w/²³^'·])(?:\.(?= [a-z]))?")  # 30+ km
 _PERCENT = re.compile(rf"{_PLUS_MINUS}(?<![\w.,/:])({NUMBER})\s?%?(?:{TO}([-+]?)({NUMBER}))?\s?([%‰])")
@@ -95,7 +97,8 @@ _QUOTED = re.compile(r"(?<!\w)'(?=[A-Za-z]|\d{1,9} [a-z])(?:[^'\n]|(?<=\w)'(?=\w
 _OF_SIZE = re.compile(r"(\d)(?:\"|″)(?= by [\d/ -]{1,8}″)|(\d)'(?= by \d{1,3}')")
 _ARTICLE = re.compile(r"\b(?:an?|the|this|that|his|her|our|my|your) $", re.IGNORECASE)
 _KIND = re.compile(
-    r" (?:race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
+    r" (?:jack|plug|mirror|telescope|film|flat|straight|"
+    r"race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
     r"bucket|jar|box|jug|pot|packet|carton|tub|tin|barrel|keg|line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|"
     r"beam|monitor|lens|engine|motor|tank|V|[A-Z]\w{1,15} engine)s?\b"
     r"|(?:(?<=oz)|(?<=oz\.)) cans?\b"
@@ -115,9 +118,11 @@ _DAY = re.compile(
     r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|ships?|arrives?|date|through"
     r"|week of|as of|(?:date|birthday|b-?day|anniversary|deadline|wedding|exam|"
     r"appointment|concert|party|meeting|event|festival|ceremony|interview) (?:is|was)|date:"
+    r"|payable|paid|filed|effective|received|shipped|placed|sent|scheduled|moved to|starting|ending"
     r"|from \d{1,2}/\d{1,2} to)\s$",
     re.IGNORECASE,
 )
+_AT_TIME = re.compile(r" (?:@|at) \w+ (?:[a-z-]+ )?[AP] M\b")
 _FRACTION = re.compile(
     r"(?<![\w.,/:])(?:(\d{1,5})(?:(?: and)? |[-–](?=\d{1,2}/(?:[234568]|10|12|16|32|64)(?!\d))))?"
     rf"(\d{{1,4}})/(\d{{1,4}})(?![\d/]|[.,]\d)(?:\s?({UNIT})(?![\w/²³^'·])(?:\.(?=,|\s[a-z]))?|(″))?"
@@ -177,6 +182,8 @@ def _fraction(found: re.Match[str]) -> str:
         unit = "in"
     elif unit == "in" and (below not in _INCH_FRACTIONS or _AFTER_IN.match(text_after(found, 8))):
         unit, rest = None, found.group()[found.end(3) - found.start() :]
+    if unit == "mpg":
+        return f"{cardinal(above)} {cardinal(below)} miles per gallon"
     if whole and above >= below and found.group()[len(whole)] in "-–":
         return f"{written(whole)} to {written(found[2])} over {written(found[3])}{rest}"
     said = None if whole or unit else _score(found, above, below)
@@ -202,7 +209,7 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
         return f"{cardinal(above)} of {cardinal(below)}"
     if (above, below) == (9, 11):
         return "nine eleven"
-    if 1 <= above <= 12 and 1 <= below <= 31 and _DAY.search(before):
+    if 1 <= above <= 12 and 1 <= below <= 31 and (_DAY.search(before) or _AT_TIME.match(after)):
         return f"{MONTHS[above - 1]} {ordinal(below)}"
     is_maximum = below in _MAXIMA and (above * 2 >= below or below in (5, 6, 10, 100))
     is_rated = bool(_OUT_OF.match(after) or (is_maximum and _is_rated(before)))
@@ -296,8 +303,8 @@ def _is_exponent(found: re.Match[str], group: int) -> bool:
 
 def _measure(found: re.Match[str]) -> str:
     sign, number, scale, last, gap, unit, dot = found.groups()
-    if unit == "K" and gap != " ":
-        return found.group()  # 20K is a count
+    if (unit == "K" and gap != " ") or (unit == "bps" and len(number) > 3):
+        return found.group()  # 20K is a count, 9600 bps a rate
     if unit in _RISKY and gap in (" ", "\n") and not dot and not _is_length(found):
         return found.group()
     name = UNITS[unit]
@@ -376,6 +383,7 @@ def read_measures(text: str) -> str:
         text = _FEET_ALONE.sub(_feet_alone, _FEET.sub(_feet, text))
     text = _AT_LEAST.sub(lambda found: f" plus {plural(UNITS[found[1]])}", text) if "+" in text else text
     text = re.sub(r"(?<![\w.])\.(?=\d\d[ -](?:calib(?:er|re)|revolver|pistol|rifle|handgun|Special|Colt)\b)", "", text)
+    text = _HEAPED.sub(lambda found: f"{found[1]}{UNITS[found[2]]}{'s' * (found[1][0] not in '1a')}", text)
     text = _PER_NUMBER.sub(r"\1 per ", _INVERSE.sub(r"\1/\2", text))
     text = _CROWD.sub(" million", _DEGREES.sub("°", _STONE.sub(r"\1 stone ", text)))
     text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))

@@ -42,8 +42,8 @@ _CODE = "|".join(map(re.escape, [*_CODES, *_NAMED]))
 _MINUS = r"(?<![\w)\]%°.-])(?:((?<!\w )-|-(?=\S)|[+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
 _PER = (
-    r"(?:\s?/\s?(month|mo|year|yr|week|wk|day|hour|hr|h|night|person|user|kg|lb|unit|piece|minute|min|gallon|gal|liter|"
-    r"share|head|seat|barrel|bbl|ton|m²|sq ft|litre|mile|mi|oz|yard|yd|dozen|GB)\b(?:\.(?= [a-z]|[;,)]))?)?"
+    r"(?:\s?/\s?(mo|yr|wk|day|hr|h|kg|lb|min|gal|bbl|ton|m²|sq ft|mi|oz|yd|GB|(?!free|plus|half|each)[a-z]{4,10})\b"
+    r"(?:\.(?= [a-z]|[;,)]))?)?"
 )
 _PER_NAMES = table(
     "mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute, gal=gallon, mi=mile, oz=ounce, "
@@ -53,7 +53,9 @@ _MONEY = re.compile(
     rf"{_MINUS}(?<![A-Za-z])(US|AU?|CA?|NZ|HK|NT|S)?({_SIGN})\s?({NUMBER}){SCALE}"
     rf"(?:{TO}(?:\3)?({NUMBER}){SCALE})?{_PER}(?!\w)"
 )
-_MONEY_BEFORE = re.compile(rf"(?<!\w)({_CODE})\.?\s?({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?(?!\w)")
+_MONEY_BEFORE = re.compile(
+    rf"(?<!\w)(?!INR \d\.\d(?!\d))({_CODE})\.?\s?({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?(?!\w)"
+)
 _MONEY_AFTER = re.compile(
     rf"{_MINUS}(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
 )
@@ -74,7 +76,7 @@ _PRICED = re.compile(
     r"house|investment|lawsuit|loan|mansion|merger|note|offer|package|plan|prize|program|project|ransom|scheme|settlement|"
     r"stake|surplus|takeover|ticket|tip|voucher)s?\b|-(?!ish\b)[a-z]"
 )
-_PENCE = re.compile(r"(?<![\w.,£])(\d{1,2})p\b")
+_PENCE = re.compile(rf"(?<![\w.,£])(\d{{1,2}}|\d{{1,3}}\.\d)p\b{_PER}")
 
 
 def scaled(number: str, scale: str | None) -> str:
@@ -154,4 +156,4 @@ def read_money(text: str) -> str:
     text = _MONEY.sub(_money, _MIL.sub(r"\1million", text))
     text = _MONEY_BEFORE.sub(_money_before, text)
     text = _MONEY_AFTER.sub(_money_after, text)
-    return _PENCE.sub(lambda found: _amount(found[1], None, ("penny", "pence")), text)
+    return _PENCE.sub(lambda found: _amount(found[1], None, ("penny", "pence")) + _per(found[2]), text)

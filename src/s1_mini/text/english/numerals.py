@@ -216,6 +216,9 @@ _SPACED = re.compile(
 _COMMA = re.compile(
     r"(?<![\w.,/:$£€-])(\d{1,3}),(\d{1,2})(?=\s?(?:[mbtr]{1,2}illion|percent|%|°[CF]?|km|kg|cm|mm|mg|ml|m|g|l|L|kWh|kW|GB|MB)(?![\w/]))"
 )
+_PACKS = re.compile(  # 2 x 400g tins, 2 x T-shirts
+    r"(?<![\w.,/])(\d{1,2})(?: ?[x×] ?(?=\d[\d.,]*+ ?(?:k?g|m?l|oz|lbs?)\b)| x (?=[A-Z][a-z'-]{2}))"
+)
 _APOSTROPHES = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:'\d{3})++(?!\d)")
 _NOT_GROUPED = re.compile(
     r"\b(?:call|phone|tel|telephone|ring|dial|text|fax|mobile|number|gate|flight|bus|route|line|platform|group|team|size|"
@@ -336,6 +339,7 @@ def read_ranges(text: str) -> str:
 
 def read_grouped(text: str) -> str:
     """Write digits that are grouped by spaces or apostrophes with commas."""
+    text = _PACKS.sub(lambda found: f"{cardinal(int(found[1]))} ", text)
     if "'" in text:
         text = _APOSTROPHES.sub(lambda found: found.group().replace("'", ","), text)
     text = _COMMA.sub(r"\1.\2", text) if "," in text else text

@@ -30,8 +30,8 @@ SPELT = word_set(
     "FM PM EST PST CST MST GMT UTC BST CET NBA NFL NHL MLB UFC PGA NCAA YMCA ACLU NAACP IEEE GDPR AARP AAA "
     "EEG IQ EQ OK OS IOS DOI ISBN AOL AWS SMS MMS GPS ISP IDE SATA LGBT LGBTQ EPA FDA FCC SEC CDC NIH DEA DOJ "
     "NRA UCLA MIT NYU USSR GDR RGB HD UHD HDMI DIN IPO ROI KPI ROTFL SEO CRM ERP HQ EV AGM NGO APR ISO CV BC AD "
-    "PSAT USDA USPS USAF USCIS AFAIK IMHO CE IOU LLC PLC PLO CEST EEST AEST MAOI IRA BPS UPS DHL KFC IEC EULA UI UX ICYMI "
-    "ASPCA"
+    "PSAT USDA USPS USAF USCIS AFAIK IMHO CE IOU LLC PLC PLO IRA BPS UPS DHL KFC IEC EULA UI UX ICYMI ASPCA "
+    "CEST EEST AEST MAOI"
 )
 # Words that are read as words even in capitals. The same applies to other words of at least four capitals that are
 # pronounceable or too long for an acronym.
@@ -343,8 +343,8 @@ def run(number: str) -> str:
     return paired(int(number)) if is_short else digits(number)
 
 
-def _part(code: str) -> str:
-    return f"{run(code[:-1])} {code[-1]}" if code[-1].isalpha() else run(code)
+def _spaced(found: re.Match[str]) -> str:
+    return run(found.group()) + " " * text_after(found, 1).isalpha()
 
 
 def _is_word(part: str) -> bool:
@@ -481,7 +481,7 @@ def read_links(text: str) -> str:
     if "#" in text:
         text = re.sub(r"(?<!\w)#(?= of\b)", "number", text)
         text = re.sub(r"\b([CFJ])#(?!\w)", r"\1 sharp", text)
-        text = _SERIAL.sub(lambda found: "number " + ", ".join(map(_part, found[1].split("-"))), text)
+        text = _SERIAL.sub(lambda found: "number " + re.sub(r"\d++", _spaced, found[1].replace("-", ", ")), text)
         text = _TAG.sub(_tag, text)
     if "@" in text:
         text = _NAME.sub(lambda found: "at " + _read_link(found[1]).replace(" underscore ", " "), text)
