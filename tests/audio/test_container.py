@@ -80,6 +80,19 @@ def test_every_format_takes_every_rate_and_keeps_length_and_pitch(name, rate):
     assert np.abs(wave).max() == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_the_same_wave_has_the_same_bytes(name):
+    wave = tone(44_100, 3.0)
+
+    assert encode(wave, 44_100, name) == encode(wave, 44_100, name)
+
+
+def test_streams_of_opus_may_be_joined_because_their_serial_numbers_differ():
+    first, second = encode(tone(48_000, 0.5), 48_000, "ogg"), encode(tone(48_000, 0.7), 48_000, "ogg")
+
+    assert first[14:18] != second[14:18]
+
+
 @pytest.mark.parametrize(
     ("name", "container", "coding", "rate"),
     [("opus", "OGG", "OPUS", 48_000), ("ogg", "OGG", "OPUS", 48_000), ("mp3", "MP3", "MPEG_LAYER_III", 44_100)],

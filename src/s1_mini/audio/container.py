@@ -16,6 +16,7 @@ import secrets
 import shutil
 import struct
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -64,6 +65,8 @@ _ENCODINGS = {
     "alaw": _Encoding("audio/PCMA", "RAW", "ALAW", (8000,)),
 }
 _BLOCK = 2**16  # samples per write, because some encoders keep all samples of a write on the stack
+_ONES = 0xFFFFFFFF
+_REVERSED_BITS = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _UNKNOWN_LENGTH = 0xFFFFFFFF
 _MAX_WAV_BYTES = _UNKNOWN_LENGTH - 1024  # of samples, so that the size of all chunks fits its field
 
@@ -158,7 +161,24 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat, *, is_
     with _open(buffer, rate, audio_format, is_labelled=is_labelled) as sound:
         for start in range(0, len(samples), _BLOCK):
             sound.write(samples[start : start + _BLOCK])
-    return buffer.getvalue()
+    content = buffer.getvalue()
+    return _with_serial(content, zlib.crc32(samples.data)) if _ENCODINGS[audio_format] is _OPUS else content
+
+
+def _with_serial(content: bytes, serial: int) -> bytes:
+    """Return an Ogg file with another serial number: libsndfile's is random, so the same audio had other bytes."""
+    pages, start = bytearray(content), 0
+    while start < len(pages):
+        lengths = start + 27  # of the page's segments; their number is before them
+        stop = lengths + pages[lengths - 1]
+        stop += sum(pages[lengths:stop])
+        pages[start + 14 : start + 18] = struct.pack("<I", serial)
+        pages[start + 22 : start + 26] = bytes(4)  # the checksum, which is computed with 0 in its place
+        # Ogg's CRC is zlib's with all bits in reverse order, and begins with 0.
+        checksum = zlib.crc32(pages[start:stop].translate(_REVERSED_BITS), _ONES) ^ _ONES
+        pages[start + 22 : start + 26] = struct.pack("<I", int(f"{checksum:032b}"[::-1], 2))
+        start = stop
+    return bytes(pages)
 
 
 def _open(file: Any, rate: int, audio_format: AudioFormat, *, is_labelled: bool, **options: Any) -> Any:
