@@ -15,14 +15,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from s1_mini.files import foreign_encoding
-from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, from_validation
+from s1_mini.server.errors import BodyError, ContentTypeError, InvalidError, validating
 from s1_mini.server.schemas import SpeechBody, decode_base64, encode_base64
 from s1_mini.server.state import ServerState, state_of
 
@@ -93,10 +93,8 @@ def parse_json(body: bytes, model: type[Model], max_marks: int = MAX_MARKS) -> M
     if encoding := foreign_encoding(body[:4]):
         raise BodyError(f"the body is {encoding}; send JSON as UTF-8")
     check_structure(body, max_marks)
-    try:
+    with validating(model.model_fields):
         return model.model_validate_json(body, strict=True)
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False), model.model_fields) from None
 
 
 class _Values:
@@ -142,10 +140,8 @@ def parse_msgpack(body: bytes, model: type[Model]) -> Model:
         raise BodyError("the body is nested too deeply") from None
     except ValueError as error:
         raise BodyError(f"the body is not MessagePack: {str(error) or 'it has an unknown type'}") from None
-    try:
+    with validating(model.model_fields):
         return model.model_validate(data, strict=True)
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False), model.model_fields) from None
 
 
 class _InMemory(MultiPartParser):
@@ -181,11 +177,8 @@ async def read_form(request: Request, model: type[Model], file_field: str) -> tu
                 raise InvalidError(name, f"is a file; only {file_field} may be a file")
     finally:
         await form.close()
-    try:
+    with validating(dict.fromkeys([*model.model_fields, file_field])):
         return model.model_validate(fields), recording
-    except ValidationError as error:
-        known = dict.fromkeys([*model.model_fields, file_field])
-        raise from_validation(error.errors(include_url=False), known) from None
 
 
 async def read_recording_form(request: Request, model: type[Model], file_field: str) -> tuple[Model, bytes]:

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, Literal, NamedTuple
 
+from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Scope
@@ -239,6 +240,15 @@ def misaddressed(method: str, path: str, allowed: str) -> ServerError:
     if allowed:
         return MethodError(f"{method[:20]} is not allowed for {path[:100]!r}; use {allowed}", allowed)
     return NotFoundError(f"unknown path {path[:100]!r}; /docs lists all routes")
+
+
+@contextmanager
+def validating(known: Iterable[str] = ()) -> Iterator[None]:
+    """Raise `from_validation` in place of pydantic's error in the block."""
+    try:
+        yield
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False), known) from None
 
 
 def from_validation(problems: Sequence[Any], known: Iterable[str] = ()) -> S1MiniError:

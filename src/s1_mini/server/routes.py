@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import ValidationError
 
 from s1_mini.exceptions import S1MiniError
 from s1_mini.server.accounts import Resource
 from s1_mini.server.bodies import JSON, LINES, read_json, read_recording_form, read_speech
-from s1_mini.server.errors import InvalidError, code_of, from_validation, message_of, quoted, renamed
+from s1_mini.server.errors import InvalidError, code_of, message_of, quoted, renamed, validating
 from s1_mini.server.openapi import SPEECH_ANSWER, body_of, failures, with_types
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import (
@@ -141,10 +140,8 @@ def _item_request(given: Any, body: BatchBody) -> SpeechRequest:
     """Validate one item of a batch. Raises `InvalidError` or `ParameterError`."""
     if not isinstance(given, dict):
         raise InvalidError("items", f'{quoted(given)} is not an object; send one such as {{"text": "Good morning."}}')
-    try:
+    with validating(BatchItem.model_fields):
         item = BatchItem.model_validate(given, strict=True)
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False), BatchItem.model_fields) from None
     recording = None if item.reference_audio is None else decode_base64(item.reference_audio)
     return body.build(
         item.text, body.format, voice=item.voice, reference_audio=recording, reference_text=item.reference_text

@@ -30,6 +30,7 @@ from s1_mini.server.errors import (
     describe,
     from_validation,
     row_of,
+    validating,
 )
 from s1_mini.server.record import record_of
 from s1_mini.server.schemas import SessionConfig, StartOptions
@@ -96,10 +97,8 @@ class Protocol(Listener[AnyTrack]):
 
 def read_options(socket: WebSocket, model: type[Options]) -> Options:
     """Return the query parameters of a client. Raises `InvalidError`."""
-    try:
+    with validating():
         return model.model_validate(dict(socket.query_params))
-    except ValidationError as error:
-        raise from_validation(error.errors(include_url=False)) from None
 
 
 async def config_of(
