@@ -131,6 +131,7 @@ _TILDE = re.compile(r"(?<=\d)~(?=\d)")  # a range
 _MARKED = re.compile(
     r"(?<![\w=])==(?=[^\s=])([^=\n]{1,200})(?<=\S)==(?![\w=])|(?<![\w:]):([a-z][a-z0-9_+-]{2,30}):(?![\w:])"
 )  # ==a==, :smile:
+_CUE = re.compile(r"^(?:\d{1,5}\n)?(?:\d\d:){1,2}\d\d[.,]\d{3} --> [^\n]*+\n?", re.MULTILINE)  # of subtitles
 _MASKED = re.compile(r"(?<![\w*•])(?:(?:\*{4}|•{2,4}|[xX]{4})[ -]?){1,4}(\d{4})(?![\w*])")  # a card: ****4242
 _GROUPED = re.compile(r"(?<=\d)_(?=\d{3}(?!\d))")  # 1_000_000
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
@@ -149,6 +150,12 @@ _NAMES = table(
     "❤=red heart, 👍=thumbs up, ✅=check mark, ✔=check mark, ✓=check mark, ⭐=star, ☀=sun, ☺=smiling face, 💯=hundred "
     "points, 🙏=folded hands, ⚠=warning, ❗=exclamation mark, ❓=question mark, ✗=cross mark, ✘=cross mark, "
     "☎=telephone, ✉=envelope, ♥=heart, ♡=heart, ☹=frowning face"
+)
+_COUNTRIES = table(
+    "US=the United States, GB=the United Kingdom, CA=Canada, AU=Australia, NZ=New Zealand, IE=Ireland, DE=Germany, "
+    "FR=France, IT=Italy, ES=Spain, PT=Portugal, NL=the Netherlands, CH=Switzerland, SE=Sweden, NO=Norway, PL=Poland, "
+    "UA=Ukraine, RU=Russia, TR=Turkey, JP=Japan, CN=China, KR=South Korea, IN=India, BR=Brazil, MX=Mexico, "
+    "AR=Argentina, ZA=South Africa, EU=the European Union"
 )
 _WORDLESS = re.compile(r" (?:sign|symbol)$|^(?:heavy|white heavy|black) (?=\w+ \w)")
 _SMILEY = re.compile(r"(?<![ \t])[ \t]*+(?<!\S)[:;]-?[()DPp](?!\S)")
@@ -185,11 +192,11 @@ def read_markup(text: str) -> str:
     text = _ESCAPED.sub("", text) if "\\" in text else text
     if "<" in text:
         text = _ANGLED.sub(r"\1", _HEART.sub("❤", text))
-    text = mark_structure(text)
+    text = mark_structure(_CUE.sub("", text) if "-->" in text else text)
     if "`" in text or "~" in text:
         text = _TILDE.sub("-", _FENCE.sub("", text))
     if "[" in text:
-        text = _LINK.sub(r"\1", text)
+        text = _LINK.sub(r"\1", _LINK.sub(r"\1", text))  # twice: an image may be the text of a link
     if "|" in text:
         text = "\n".join(map(_without_edges, _TABLE_RULE.sub("", text).split("\n")))
     text = "\n".join("" if is_scene_break(line) else line for line in text.split("\n"))
@@ -279,7 +286,8 @@ def _name(emoji: str) -> str:
     if "\u20e3" in emoji:
         return emoji[0]
     if "\U0001f1e6" <= emoji[0] <= "\U0001f1ff":
-        return "flag of " + " ".join(chr(ord(letter) - 0x1F1E6 + ord("A")) for letter in emoji[:2])
+        code = "".join(chr(ord(letter) - 0x1F1E6 + ord("A")) for letter in emoji[:2])
+        return f"flag of {_COUNTRIES.get(code) or ' '.join(code)}"
     names = (
         _NAMES.get(letter) or _unicode_name(letter) for letter in emoji if not "\U0001f3fb" <= letter <= "\U0001f3ff"
     )
@@ -300,6 +308,8 @@ _MARKS = str.maketrans("’‘ʼ′“”„«»″−‐‑⁄∕＄％", "'" *
     ord("―"): "—",
     ord("‒"): "–",
 }
+_MINUS = re.compile(r"(?:(?<=[\d)²³])|(?<=\b\w)) \u2212 (?=[\w(])")  # 220 − age
+_CHARGE = re.compile(r"(?<=\w)([²³⁴]?)([⁺⁻])(?![⁰¹²³⁴-⁹])")  # of an ion: Ca²⁺
 _FRACTIONS = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _OTHER_DIGITS = re.compile(r"[^\x00-\x7f]")
 _STYLED = re.compile("[ℂℍℕℙℚℝℤℓ\u2460-\u24ea\u3371-\u33df\uff01-\uff5e\U0001d400-\U0001d7ff]")  # ①, ㎏, Ａ, 𝐀
@@ -428,7 +438,8 @@ def _prepare(text: str, watch: Watch) -> str:
     """Remove markup, and unify the forms of digits, spaces, quotation marks and fractions."""
     text = _NOTE.sub(_without_note, unicodedata.normalize("NFC", read_html(unified_lines(text))))
     if not text.isascii():
-        text = _SPACES.sub(" ", text).translate(_MARKS)
+        text = _MINUS.sub(" minus ", _SPACES.sub(" ", text)).translate(_MARKS)
+        text = _CHARGE.sub(_charge, text)
         text = _FRACTIONS.sub(_fraction, text)
         text = _RAISED.sub(lambda found: "^" + found.group().translate(_RAISED_DIGITS), text).translate(_SUPERSCRIPTS)
         text = _unified(_OTHER_DIGITS.sub(_plain, text))
@@ -450,6 +461,10 @@ def _separate(found: re.Match[str]) -> str:
     before = found.string[max(0, found.start() - _MAX_WORD) : found.start()].split()[-1]
     is_name = not _IN_NAMES.isdisjoint(before) or (found.group() == "." and not before.islower())
     return found.group() if is_name and before not in ("a.m", "p.m") else f"{found.group()} "
+
+
+def _charge(found: re.Match[str]) -> str:
+    return f" {unicodedata.normalize('NFKC', found[1])} {'plus' if found[2] == '⁺' else 'minus'} "
 
 
 def _fraction(found: re.Match[str]) -> str:

@@ -57,21 +57,21 @@ _REWRITTEN = [
         (r"(?<=\d )med\.(?= [a-z])(?! (?:s|techs))", "medium"),
         (r"(?<![\w.'-])ed\.(?= by\b)", "edited"),
         (r"\b(Lt|Maj|Brig)\.-(?=(?:Cmdr|Col|Gen|Gov)\b)", r"\1. "),
-        (r"(?<![\w.'-])(?:dep\.|Dep\.) (?=\d\d?:\d\d)", "departing "),
-        (r"(?<![\w.'-])(?:arr\.|Arr\.) (?=\d\d?:\d\d)", "arriving "),
         (r"(?<![\w.'-])s\. ?(?=\d{1,3}[A-Z]?\()", "section "),
         (r"(?<=\()b\. (?=(?:c\. )?\d{3,4}\b)", "born "),
         (r"(?:(?<=\()|(?<=\d, ))d\. (?=(?:c\. )?\d{3,4}\))", "died "),
         (r"(?<=\()r\. (?=(?:c\. )?\d{3,4}\b)", "reigned "),
         (r"(?<=\d(?:st|nd|rd|th) )c\.(?! [A-Z][a-z])", "century"),
         (r"(?<=\d, )v\. (?=\d)", "verse "),
-        (r"(?<![\w.'-])vv\. (?=\d)", "verses "),
+        (r"\b1 (?=(?:Sam|Kings|Chr|Cor|Thess|Tim|Pet|Jn|John)[a-z]{0,10}\.? \d)", "First "),
+        (r"\b2 (?=(?:Sam|Kings|Chr|Cor|Thess|Tim|Pet|Jn|John)[a-z]{0,10}\.? \d)", "Second "),
         (r"\bM[-–]F(?=,? \d)", "Monday to Friday"),
         (r"\s?&&(?=\s)", " and"),
         (r"(?:(?<=\bQ[1-4])|(?<=\bFY))'(?=\d\d(?!\w))", " "),  # Q1'25
         (r"(?<=\d)/(?=1[KkM] )", " per "),  # $0.002/1K tokens
         (r"§§", "sections "),
         (r"¶¶", "paragraphs "),
+        (r"\^[({](\w{1,12}) ?[-−] ?(\w{1,12})[)}]", r" to the power of \1 minus \2"),  # 2^(n-1)
         (r"(?<=\^\d)/L\b", " per liter"),  # 10^9/L
         (r"(?<=:\d\d)/(?=(?:km|mi)\b)", " per "),  # a pace of 5:30/km
         (r"(?<=\d)m(?= (?:late|early|ago|left|delay)\b)", " minutes"),
@@ -80,6 +80,8 @@ _REWRITTEN = [
         (r"(?<![\w.,/])1/(?=\d{1,3},\d{3}\b)", "1 in "),
         (rf"\b(?!{_COUNTED})([A-Z][a-z]{{2,20}}) 101(?=[\"'.,!?:;)]|$)", r"\1 one oh one"),  # Sleep 101
         (r"\b[Pp]/w(?=:)", "password"),
+        (r"(?<=\d) M (?=(?:HCl|HNO|H2SO|KCl|KOH|NaCl|NaOH|EDTA|Tris)\b)", " molar "),
+        (r"\bFed\. R\. Civ\. P\. (?=\d)", "Federal Rule of Civil Procedure "),
         (r"(?<=[A-Za-z])~(?=\d)", " tilde "),  # HEAD~1
         (r"(?<=\bSELECT )\*", "star"),
         (r"(?<=\d)[$£€]([-–])(?=\d[\d.,]*+[$£€])", r"\1"),  # 10€-20€

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.english.dates import DAYS, MONTHS
+from s1_mini.text.english.dates import BOOKS, DAYS, MONTHS
 from s1_mini.text.stops import SPELT_NUMBERS, Kind, is_final, is_numbered, is_spelled, is_street
 from s1_mini.text.tables import table, text_after, text_before, word_set
 
@@ -29,7 +29,7 @@ _BEFORE_NUMBER = table(
     "ext=extension, tel=telephone, est=established, rm=room, bldg=building, fl=floor, rte=route, rt=route, "
     "jct=junction, ref=reference, tbl=table, qty=quantity, ca=circa, c=circa, approx=approximately, op=opus, "
     "ver=version, pop=population, hwy=highway, rev=revision, arts=articles, "
-    "ep=episode, cat=category, cl=clause"
+    "ep=episode, cat=category, cl=clause, vv=verses, dep=departing, arr=arriving"
 )
 _ANYWHERE = table(
     "etc=et cetera, e.g=for example, i.e=that is, vs=versus, cf=compare, viz=namely, approx=approximately, "
@@ -83,7 +83,8 @@ _SLASHED_FORM = re.compile(rf"(?<![\w/])(?:{_one_of(_SLASHED)})(?![\w/])", re.IG
 _DOCTORS = re.compile(r"\bPh\.D\.'?s\b")
 _STATE = re.compile(rf"(?<=, )({_one_of(_STATES)})(?= \d{{5}}(?!\d))")
 _CITY_STATE = re.compile(rf"(?<=[a-z], )({_one_of(_CITY_STATES)})\.(?!\w)")
-_CHATTED = re.compile(rf"(?<![\w./'@#-])(?:(?i:{_one_of(_CHAT)}))(?![\w/'@-]|\.\w)")
+_CHATTED = re.compile(rf"(?<![\w./'@#-])(?![A-Z]{{2}})(?i:{_one_of(_CHAT)})(?![\w/'@-]|\.\w)")
+_BOOK = re.compile(rf"\b({_one_of(BOOKS)})(?:\.|(?<!Sam|Dan|Tim|Col|Rev)) (?=\d{{1,3}}:\d)")
 _CITY = re.compile(
     r"(?<![\w'-])(?:in|from|near|of|to|at|for|around|outside) (?:[A-Z][\w.]{0,20} ){0,2}[A-Z]\w{0,20}, $"
 )
@@ -173,7 +174,7 @@ _DAYS = re.compile(  # Fri, Sat & Sun
     r"(?!['-])\.?(?!\w)"
 )
 _VERSUS = re.compile(
-    r"(?<![\w.'-])((?:[A-Z][\w'&-]{1,30}|[A-Z]\.[A-Z])\.?) v\.? (?=(?:[A-Z][a-z]|[A-Z]\.[A-Z]|United)\w)"
+    r"(?<![\w.'-])((?:[A-Z][\w'&-]{1,30}|[A-Z]\.[A-Z])\.?) v\.? (?=(?:[A-Z][a-z]|[A-Z]\.[A-Z]|[A-Z]{2}|United)\w)"
 )
 _A_DOCTOR = re.compile(
     r"\b((?:the|my|your|his|her|our|their|an?|this|that) )Dr\b(?:\.(?!\w)|(?= [a-z]))", re.IGNORECASE
@@ -201,8 +202,10 @@ _COMPASS_OF = re.compile(  # 35 km SE of Tokyo
 )
 _ANY_STREET = rf"(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b"
 _DIRECTION = re.compile(
-    rf"(?<=\d )([NS][EW]|[NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}{_ANY_STREET})"
+    rf"(?:(?<=\d )|(?<=\d[A-Z] ))([NS][EW]|[NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}{_ANY_STREET})"
     rf"|(?<![\w.'-])([NS][EW]|[NSEW])\.?(?= \d{{1,3}}(?:st|nd|rd|th) {_ANY_STREET})"
+    r"|(?<=\d )([NSEW])\.?(?= \d{1,3}(?:st|nd|rd|th)\b)"  # 310 W. 45th
+    r"|(?:(?<=[Ww]ind )|(?<=[Ww]inds )|(?<=\bI-\d )|(?<=\bI-\d\d ))([NS][EW]?|[EW])(?=[,;]| [a-z\d])"
 )
 
 
@@ -348,7 +351,7 @@ def read_abbreviations(text: str) -> str:
     )
     text = _VERSUS.sub(r"\1 versus ", _VERSION.sub(r"\1", text))
     text = _STATE.sub(lambda found: _STATES[found[1]], text)
-    text = _DIRECTION.sub(lambda found: DIRECTIONS[found[1] or found[2]], text)
+    text = _DIRECTION.sub(lambda found: DIRECTIONS[next(filter(None, found.groups()))], text)
     text = _COMPASS_OF.sub(lambda found: DIRECTIONS[found[1]].lower(), text)
     text = _SAINT_OR_DOCTOR.sub(_saint_or_doctor, text)
     text = _A_DOCTOR.sub(lambda found: f"{found[1]}Doctor{_stop(found)}", text)
@@ -357,6 +360,7 @@ def read_abbreviations(text: str) -> str:
     text = _ON_DAY.sub(lambda found: _SHORT[found.group()], text)
     text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(lambda found: _TITLES[found[1]] + _stop(found, "title"), text)))
     text = _NAMED_SPAN.sub(lambda found: f"{found[1] or found[2]} to ", text)
+    text = _BOOK.sub(lambda found: f"{BOOKS[found[1]]} ", text)
     text = _CHATTED.sub(lambda found: _cased(_CHAT[found.group().lower()], found.group()), text)
     text = _UNDOTTED.sub(lambda found: _cased(_ANYWHERE[found[1].lower()], found[1]), text)
     if "." not in text and "№" not in text:

@@ -6,7 +6,7 @@ import re
 
 from s1_mini.text.english.numerals import APPROXIMATE, cardinal, decade, digits, ordinal, paired
 from s1_mini.text.stops import is_final
-from s1_mini.text.tables import text_after, text_before, words
+from s1_mini.text.tables import table, text_after, text_before, words
 
 MONTHS = words("January February March April May June July August September October November December")
 DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
@@ -32,9 +32,14 @@ _MILITARY = re.compile(  # 0600 hours; 1500 hrs may be a duration
     r"(?:(?<![\w.,:])(?=0)|(?<=\b[Aa]t )|(?<=\b[Bb]y )|(?<=\bETA )|(?<=until ))([0-2]\d[0-5]\d) (?:hours|hrs)\b"
 )
 _ZONE = re.compile(r"\b(UTC|GMT) ?([-+])0?(\d{1,2})(?::00)?(?!\d)")
+BOOKS = table(
+    "Gen=Genesis, Ex=Exodus, Exod=Exodus, Lev=Leviticus, Deut=Deuteronomy, Sam=Samuel, Ps=Psalm, Prov=Proverbs, "
+    "Isa=Isaiah, Jer=Jeremiah, Ezek=Ezekiel, Dan=Daniel, Matt=Matthew, Mt=Matthew, Mk=Mark, Lk=Luke, Jn=John, "
+    "Rom=Romans, Cor=Corinthians, Gal=Galatians, Eph=Ephesians, Phil=Philippians, Col=Colossians, Tim=Timothy, "
+    "Thess=Thessalonians, Heb=Hebrews, Jas=James, Pet=Peter, Rev=Revelation"
+)
 _VERSE = re.compile(
-    r"\b((?:Psalms?|Genesis|Exodus|Leviticus|Samuel|Job|Proverbs|Isaiah|Jeremiah|Daniel|Matthew|Mark|Luke|John|Acts|"
-    r"Romans|Corinthians|Galatians|Ephesians|Philippians|Timothy|Hebrews|James|Peter|Revelation|Surah|Quran) )"
+    rf"\b((?:{'|'.join(BOOKS.values())}|Psalms|Job|Acts|(?:First|Second) Kings|Surah|Quran) )"
     r"(\d{1,3}):(?!0)(\d{1,3})(?![\w:-])"
 )
 _VERSES = re.compile(r"(?<![\w.:/])(\d{1,3}):(\d{1,3})[-–](?=\d{1,3}(?![\w:]))")
@@ -160,7 +165,7 @@ _FUNCTION = (
 )
 _COUNTED = "people|men|women|children|others?|more|fish|sheep|percent|dead|staff|police|cattle|students|feet|miles|of"
 _GOES_ON = re.compile(
-    rf"\s(?:(?!(?:{_FUNCTION})\b)[a-z][a-z-]{{0,20}}\s)?(?:(?:{_COUNTED})|(?!(?:{_FUNCTION})\b)[a-z-]{{2,20}}(?<!s)s)\b"
+    rf"\s(?:(?!(?:{_FUNCTION})\b)[a-z][a-z-]{{0,20}}\s)?(?:(?:{_COUNTED})|(?!(?:{_FUNCTION})\b)[a-z-]{{2,20}}(?<!s)(?<!risi|lysi|basi)(?<![^n]u)s)\b"
 )
 
 

@@ -15,7 +15,7 @@ _NAMES = signs(
     "£=pounds, €=euros, ¥=yen, ₹=rupees, ¢=cents, #=number, ∑=sum, ∏=product, ∫=integral, ∂=partial, ∆=delta, ∈=in, "
     "∉=not in, ∀=for all, ∃=there exists, ∪=union, ∩=intersection, ⊂=subset of, ⊆=subset of, ∧=and, ∨=or, ¬=not, "
     "∴=therefore, ∵=because, ∝=proportional to, ≡=identical to, ∇=del, ∅=the empty set, №=number, Ω=ohm, µ=micro, "
-    "℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
+    "∠=angle, ♩=quarter note, ℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
 )
 _GREEK = dict(
     zip(
@@ -47,7 +47,7 @@ _CHANGE = re.compile(r"([↑↓]) ?(?=[\d$£€])")
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
 _SIGN_ITSELF = re.compile(r" (?:sign|symbol|key|button|character)\b")
-_LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_a-z]|[a-z]{{2}})")
+_LETTER = re.compile(f"(?<![^\\W\\d_])[{''.join(_GREEK)}](?![^\\W\\d_a-zA-Z]|[a-zA-Z]{{2}})")
 _CAPITALS = re.compile(r"(?<=\b[A-Z])/(?=[A-Z]\b)|(?<=[A-Z]{2})/(?=[A-Z]{2})")  # A/B, CI/CD
 _SLASH = re.compile(r"(?<=\w)/(?=\w)")
 _BETWEEN = re.compile(r"(?<=\w)\|(?=\w)| \| |(?<=[A-Za-z]{3}) / (?=[A-Za-z]{3})")
@@ -109,7 +109,7 @@ _EXPONENT = re.compile(r"(?<![\w.,])(\d{1,3}(?:\.\d{1,30})?)[eE]([+-]?)0{0,2}(\d
 _COMPARISON = re.compile(r"(?<=[\w)\]]) ?(!=|==)=? ?(?=[\w(\"'-])")
 _ASSIGNMENT = re.compile(r"(?<=\w) ([-+*/])= (?=\w)")
 _ASSIGNED = {"-": "minus", "+": "plus", "*": "times", "/": "divided by"}
-_FUNCTION = re.compile(r"(?<![\w.])([fghFGO])\(([^()\n]{1,20})\)")  # f(x), O(n)
+_FUNCTION = re.compile(r"(?<![\w.])([fghFGO])('?)\(([^()\n]{1,20})\)")  # f(x), O(n)
 _FACTORIAL = re.compile(r"(?<=\d)!(?= ?[=*/+-])")
 _MINUS = re.compile(r"(?<=[\w)²³]) [-–−] (?=[\w(])")
 _MINUS_OF_LETTERS = re.compile(r"(?<=\b[a-z]) [-–−] (?=[a-z\d]\b)|(?<=\(\d) [-–−] (?=\d{0,3}[a-z]\b)")
@@ -155,7 +155,7 @@ def read_equations(text: str) -> str:
     if "^" in text:
         text = _POWER.sub(lambda found: f" to the power of {'minus ' * bool(found[1])}{found[2]}", text)
     if "(" in text:
-        text = _FUNCTION.sub(r"\1 of \2", text)
+        text = _FUNCTION.sub(lambda found: f"{found[1]}{' prime' * bool(found[2])} of {found[3]}", text)
     if "/" in text:
         text = _OUT_OF.sub(lambda found: found.group() if _is_in_equation(found) else "/", text)
         text = _OVER_OF_LETTERS.sub(" over ", text)

@@ -54,7 +54,7 @@ _MONEY = re.compile(
     rf"(?:{TO}(?:\3)?({NUMBER}){SCALE})?{_PER}(?!\w)"
 )
 _MONEY_BEFORE = re.compile(
-    rf"(?<!\w)(?!INR \d\.\d(?!\d))({_CODE})\.?\s?({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?(?!\w)"
+    rf"(?<!\w)(?!INR \d\.\d(?!\d))({_CODE})\.?\s?({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?()()(?!\w)"
 )
 _MONEY_AFTER = re.compile(
     rf"{_MINUS}(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
@@ -134,17 +134,12 @@ def _money(found: re.Match[str]) -> str:
     return f"{APPROXIMATE.get(minus, '')}{said}{_per(per)}"
 
 
-def _money_before(found: re.Match[str]) -> str:
-    code, number, scale, last, last_scale = found.groups()
-    first = f"{scaled(number, scale)} to " if last else ""
-    return first + _amount(last or number, last_scale if last else scale, _ALL[code])
-
-
-def _money_after(found: re.Match[str]) -> str:
-    minus, number, scale, last, last_scale, sign, per = found.groups()
-    said = APPROXIMATE.get(minus, "") + (f"{scaled(number, scale)} to " if last else "")
+def _with_code(found: re.Match[str]) -> str:
+    """Spell out a sum; the first group is its sign, or the currency if that is before the number."""
+    first, number, scale, last, last_scale, sign, per = found.groups()
+    said = APPROXIMATE.get(first, "") + (f"{scaled(number, scale)} to " if last else "")
     scale = last_scale if last else scale
-    return said + _amount(last or number, scale, _ALL[sign], is_adjective=is_adjective(found)) + _per(per)
+    return said + _amount(last or number, scale, _ALL[sign or first], is_adjective=is_adjective(found)) + _per(per)
 
 
 def read_money(text: str) -> str:
@@ -154,6 +149,6 @@ def read_money(text: str) -> str:
     text = _MIXED.sub(lambda found: f"{found[2]} {found[3]} {found[4]} {_SIGNED[found[1]][1]}", text)
     text = _MILLIONS.sub(lambda found: "million" if found[1] == "Mio" else "billion", text)
     text = _MONEY.sub(_money, _MIL.sub(r"\1million", text))
-    text = _MONEY_BEFORE.sub(_money_before, text)
-    text = _MONEY_AFTER.sub(_money_after, text)
+    text = _MONEY_BEFORE.sub(_with_code, text)
+    text = _MONEY_AFTER.sub(_with_code, text)
     return _PENCE.sub(lambda found: _amount(found[1], None, ("penny", "pence")) + _per(found[2]), text)

@@ -187,6 +187,9 @@ _MIXED = re.compile(
     r"[A-Za-z0-9]++(?:-[A-Za-z0-9]++){0,4}(?!\w)"
 )
 _SPAN = re.compile(r"(?<![\w.,-])([A-Z]{1,3})(\d{1,4})[-–](?=\1(\d{1,4})(?![\w-]))")
+_FORMULA = re.compile(  # capitals, the CaCO of CaCO3, and HbA1c
+    "[A-Z]++|HbA|SpO|(?:Al|Ag|Ba|Br|Ca|Cl|Co|Cr|Cu|Fe|Hg|Li|Mg|Mn|Na|Ni|Pb|Si|Ti|Zn|[BCFHIKNOPS]){2,5}+"
+)
 _VOWEL = re.compile("[AEIOUYaeiouy]")
 _ROWS = re.compile(r"(?<=\b[A-Z])–(?=[A-Z]\b)")  # seats D–F
 _STANDARD = re.compile(r"(?<![\w.])([A-Z])\.(\d{3})(?![\w.]*\d)")  # H.264
@@ -343,12 +346,8 @@ def run(number: str) -> str:
     return paired(int(number)) if is_short else digits(number)
 
 
-def _spaced(found: re.Match[str]) -> str:
-    return run(found.group()) + " " * text_after(found, 1).isalpha()
-
-
 def _is_word(part: str) -> bool:
-    return _VOWEL.search(part) is not None and (part.istitle() or (len(part) > 2 and not part.isupper()))
+    return _VOWEL.search(part) is not None and (part.istitle() or (len(part) > 2 and not _FORMULA.fullmatch(part)))
 
 
 def _mixed(found: re.Match[str]) -> str:
@@ -407,7 +406,7 @@ _HEX = re.compile(
     r"|(?<![\w:.])(?=[\da-f:]{3,39}(?![\w:]))((?:[\da-f]{0,4}:){2,7}[\da-f]{0,4})(?!\w)",
     re.IGNORECASE,
 )
-_SERIAL = re.compile(r"#(\d{1,12}(?:-\d{1,12}[A-Z]?){1,4})(?![\w-])")
+_SERIAL = re.compile(r"#(\d{1,12}(?:-\d{1,12}){1,4})([A-Z]?)(?![\w-])")
 _TAG = re.compile(r"(?<![\w&#/])#(\w{1,100})")
 _NAME = re.compile(r"(?<![\w@.])@(\w[\w.]{0,50}\w|\w)(?![@\w])")
 _LINK_PARTS = re.compile(r"[A-Za-z]++|\d++|[^A-Za-z0-9]")
@@ -481,17 +480,18 @@ def read_links(text: str) -> str:
     if "#" in text:
         text = re.sub(r"(?<!\w)#(?= of\b)", "number", text)
         text = re.sub(r"\b([CFJ])#(?!\w)", r"\1 sharp", text)
-        text = _SERIAL.sub(lambda found: "number " + re.sub(r"\d++", _spaced, found[1].replace("-", ", ")), text)
+        text = _SERIAL.sub(lambda found: f"number {', '.join(map(run, found[1].split('-')))} {found[2]}".rstrip(), text)
         text = _TAG.sub(_tag, text)
     if "@" in text:
         text = _NAME.sub(lambda found: "at " + _read_link(found[1]).replace(" underscore ", " "), text)
     return text
 
 
-_MIXED_CASE = re.compile(r"\b(?:JPE?G|MPE?G|PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS|pH|YoY|TL;DR)('?s)?\b")
+_MIXED_CASE = re.compile(r"\b(?:JPE?G|MPE?G|PhD|iOS|BSc|MSc|LaTeX|IoT|PaaS|SaaS|IaaS|pH|YoY|QoQ|MoM|TL;DR)('?s)?\b")
 _MIXED_SAID = table(
     "JPEG=jay peg, JPG=jay peg, MPEG=em peg, MPG=M P G, PhD=P H D, iOS=i O S, BSc=B S C, MSc=M S C, IoT=I O T, "
-    "SaaS=sass, PaaS=pass, IaaS=I A A S, LaTeX=lah-tech, pH=P H, YoY=year over year, TL;DR=T L D R"
+    "SaaS=sass, PaaS=pass, IaaS=I A A S, LaTeX=lah-tech, pH=P H, YoY=year over year, "
+    "QoQ=quarter over quarter, MoM=month over month, TL;DR=T L D R"
 )
 _BEGINS_SMALL = re.compile(r"(?<![\w'])([a-z])(?=[A-Z]{2,5}s?(?!\w))")  # mRNA
 _ENDS_SMALL = re.compile(r"(?<![\w'])[A-Z]{2,5}[a-rt-z](?!\w)")  # NVMe, PCIe
