@@ -168,10 +168,14 @@ class EngineWorker:
             self.send(Failed(number, portable(error)))
 
     def _speak(self, message: Speak) -> None:
-        number, text = message.number, BackgroundTextStream() if message.has_stream else None
-        on_end = (lambda phases: self.send(Ended(number, phases))) if message.reports_end else None
+        number, request, text = message.number, message.request, None
+        if message.has_stream:
+            text = BackgroundTextStream()
+            request = replace(request, stream=text)
+        if message.reports_end:
+            request = replace(request, on_end=lambda phases: self.send(Ended(number, phases)))
         try:
-            output = self._engine.submit(replace(message.request, stream=text, on_end=on_end), streams=message.streams)
+            output = self._engine.submit(request, streams=message.streams)
         except Exception as error:  # it belongs to the request's consumer
             self.send(Failed(number, portable(error)))
             return
