@@ -310,7 +310,7 @@ async def _speak_lines(request: Request, engine: SpeechEngine, lines: list[bytes
             yield content
             tasks.popleft()
             if speech is not None:
-                speech.release()
+                speech.holding.release()
     finally:
         for task in tasks:
             task.cancel()

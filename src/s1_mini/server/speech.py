@@ -83,8 +83,8 @@ class Times:
 class AudioResponse:
     """A response whose first audio exists.
 
-    The caller iterates `body` to its end, or closes it to cancel the rest. The caller calls `release` once it no longer
-    keeps the audio; otherwise the client is charged for the audio until the HTTP request ends.
+    The caller iterates `body` to its end, or closes it to cancel the rest. The client is charged for `content` until
+    the HTTP request ends, or the caller releases `holding`.
     """
 
     media_type: str
@@ -104,10 +104,6 @@ class AudioResponse:
         taken = replace(self.times)
         self.times.words, self.times.marks, self.times.audio_s = [], [], 0.0
         return taken
-
-    def release(self) -> None:
-        """Stop charging the client for this response."""
-        self.holding.release()
 
 
 async def speak_to_client(request: Request, engine: SpeechEngine, speech: SpeechRequest) -> AudioResponse:

@@ -337,6 +337,5 @@ class SpeechQueue:
         finally:
             if (stream := request.speech.stream) is not None:
                 self._record.characters += len(stream.text)
-            speech.release()  # needed because closing a body that has not begun releases nothing
         self.num_spoken += 1
         await listener.finish(track, round(said_s, 3))
