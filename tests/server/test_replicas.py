@@ -441,6 +441,24 @@ def test_a_replica_killed_under_load_loses_its_own_requests_and_no_other_and_com
     assert spoke == {"0", "1"}  # the restarted replica knows the voice, too
 
 
+def test_a_request_on_used_connections_to_a_lost_replica_gets_an_error(door: Replicas, held: Path) -> None:
+    answers: list[httpx2.Response] = []
+    held.unlink()
+    with door.client() as client:
+        for _ in range(8):  # both replicas have answered on this connection
+            assert client.post("/v1/tts", json=SHORT).status_code == 200
+        held.touch()
+        speaker = threading.Thread(target=lambda: answers.append(client.post("/v1/tts", json=LOAD | {"stream": False})))
+        speaker.start()
+        wait_until(lambda: sum(requests_inside(door)) == 1)
+        killed = door.pids()[requests_inside(door).index(1)]
+        os.kill(killed, signal.SIGKILL)
+        speaker.join()
+    wait_until(lambda: killed not in door.pids() and door.num_ready() == 2)
+
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in answers] == [(502, "replica_lost")]
+
+
 def test_a_hanging_replica_is_bypassed_and_replaced(door: Replicas) -> None:
     before = door.pids()
     os.kill(before[0], signal.SIGSTOP)
