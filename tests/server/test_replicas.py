@@ -317,7 +317,7 @@ def test_a_stalled_client_is_disconnected_and_a_slow_one_is_not(door: Replicas, 
         for plug in plugs:
             plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             plug.connect(("127.0.0.1", door.port))
-            plug.sendall(raw_post(LONG | {"max_new_tokens": 60}))
+            plug.sendall(raw_post(LONG | {"max_new_tokens": 60, "text": str(LONG["text"]) * 4}))
         wait_until(lambda: sum(requests_inside(door)) == 3)
         held.unlink()
         last, slow = b"", plugs[0]  # the last bytes, since the final chunk may arrive in two parts
