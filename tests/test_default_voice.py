@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -153,6 +154,15 @@ def test_each_named_voice_speaks(voice: ProductionTTSEngine) -> None:
 
     assert [response.finish_reason for response in responses] == ["stop"] * len(names)
     assert all(0.4 < response.audio_seconds < 3.0 for response in responses)
+
+
+def test_no_named_voice_breathes_audibly_after_its_last_word(voice: ProductionTTSEngine) -> None:
+    text, names = "The road to the village was covered with snow.", voice.voice_names()
+    with ThreadPoolExecutor(len(names)) as askers:
+        ask = partial(voice.generate, text, seed=1, word_times=True)
+        responses = list(askers.map(lambda name: ask(voice=name), names))
+
+    assert max(response.audio_seconds - response.words[-1].end_s for response in responses) < 0.6
 
 
 def test_voices_are_cloned_from_their_own_output(voice: ProductionTTSEngine) -> None:

@@ -20,7 +20,7 @@ from s1_mini.packaging.write import convert_checkpoint
 
 def test_exported_voices_are_among_the_training_speakers() -> None:
     assert len(export.REFERENCES) >= 8
-    assert set(export.REFERENCES) <= set(NAMED)
+    assert set(export.PROSODY) <= set(export.REFERENCES) <= set(NAMED)
 
 
 def test_a_trained_checkpoint_ships_with_its_voices_and_its_card(
