@@ -61,8 +61,8 @@ def references(teacher: Path) -> dict[str, Tensor]:
         write([text for text, _ in REFERENCES.values()], phonemes)
         _, texts = read_phonemes(phonemes)
     names = list(REFERENCES)
-    pairs = [(NAMED[name], PROSODY.get(name, NAMED[name])) for name in names]
-    speakers = [Speaker(*(Half((voice,), (1.0,)) for voice in pair)) for pair in pairs]
+    halves = {name: (NAMED[name], PROSODY.get(name, NAMED[name])) for name in names}
+    speakers = [Speaker(Half((sound,), (1.0,)), Half((talk,), (1.0,))) for sound, talk in halves.values()]
     items = [(text, place, who) for place, (text, who) in enumerate(zip(texts, speakers, strict=True))]
     said = heard([*studio.record(items), *studio.finish()])
     return {names[place]: torch.from_numpy(wave).float() / 32768 for _, place, wave in said}
