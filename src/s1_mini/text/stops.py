@@ -43,7 +43,7 @@ SPELT_NUMBERS = word_set(  # in text that was normalized
 )
 _NAMED_ALIKE = word_set("who no so so-and-so well yes one good great may will like first second")
 # Given names: after U.S., where another capitalised word mostly belongs to a name, they begin a sentence.
-_GIVEN = word_set(
+GIVEN = word_set(
     "Aaron Adam Alan Alex Alice Amanda Amy Andrew Andy Angela Anita Ann Anna Anne Anthony Barbara Ben Beth Betty "
     "Bill Bob Brian Carl Carlos Carol Caroline Catherine Charles Charlie Chris Christine Claire Clara Dan Daniel "
     "Dave David Deborah Dennis Diana Diane Donald Donna Dorothy Edward Elena Elizabeth Ella Ellen Emily Emma Eric "
@@ -178,14 +178,14 @@ def _is_before_name(text: str, start: int, after: re.Match[str], kind: Kind) -> 
     word = after["word"]
     before = text[max(0, start - 50) : after.start("close") - 1]
     if kind in ("title", "part"):
-        return kind == "part" and word in _GIVEN
+        return kind == "part" and word in GIVEN
     if kind == "letters":
         return _is_after_letters(text, start, after)
     if kind in ("half", "day", "month"):
         goes_on = word in _ZONES or _DAYS_OR_MONTHS.match(word) or _INTRODUCED.search(before)
         return bool(after["open"]) or not goes_on
     if kind == "unit":
-        return word in _GIVEN or not (_INGREDIENT.search(before) and _RECIPE.search(before))
+        return word in GIVEN or not (_INGREDIENT.search(before) and _RECIPE.search(before))
     return word not in _HEADS
 
 
@@ -200,7 +200,7 @@ def _is_after_letters(text: str, start: int, after: re.Match[str]) -> bool:
         return False
     if word in _INSTITUTIONS:
         return False
-    if word in _GIVEN or (len(letters) == 1 and word.lower() in _LABELLED):
+    if word in GIVEN or (len(letters) == 1 and word.lower() in _LABELLED):
         return True
     return len(word) > 1 and not word.isupper() and re.match(r" (?!of\b)[a-z]", following) is not None
 
@@ -209,7 +209,9 @@ _STREET = re.compile(r"\b(?:on|at|down|up|along|\d{1,5}\w?)\s(?:[NSEW]\.?\s|St\.
 _NEXT_WORD = re.compile(r"\.\s([A-Z][\w']{0,20})")
 _CAPITALISED = re.compile(r"[a-z]\s[A-Z][a-z]{1,20}\s$")
 _SAINT_BEFORE = re.compile(r"\b(?:St|Saint)\.?\s$")
-_NOUNS = word_set("pop arts app fig art sec ref op para ext cat")  # abbreviations that are also words after an article
+_NOUNS = word_set(
+    "pop arts app fig art sec ref op para ext cat tab"
+)  # abbreviations that are also words after an article
 _SAYS_NO = word_set(
     "is was said says say saying answer answered replied or yes a firm flat clear simple no means meant be voted"
 )

@@ -32,7 +32,6 @@ from s1_mini.text.english.spelling import (
 
 _IMPERIAL = "lbs?|oz|st|ft|feet|in|inches|mi|miles|yds?|yards|mph|gal|gallons|pints?|cups?"
 _METRIC = "k?g|[kcm]?m|[mc]?[lL]|km/h|kph"
-_COUNTED = "Page|Section|Chapter|Article|Psalm|Number|Rule|Table|Level|Day|Hwy|Rte|Apt|Ste|Bldg"
 # Notations that are first written in a form which the functions read.
 _REWRITTEN = [
     (re.compile(pattern), form)
@@ -49,7 +48,6 @@ _REWRITTEN = [
         (r"(?<![\w.,'–-])(?<!he )(?<!is |er |ir |my )(\d{1,3}[-–]\d{1,3})s(?!\w)", r"\1 seconds"),  # 60–90s
         (r"\b(\d{1,3}[A-Z]|FY ?\d\d)–(?=(?:FY ?)?\d{1,3}[A-Z]?\b)", r"\1 to "),  # seats 14A–14B, FY24–25
         (r"(?<=\d)[-–]#(?=\d)", "–"),  # #490–#495
-        (r"\)–\(", ") to ("),
         (r"(?<![\w./])([4-9]\d)/(\d\d)/(\d\d)(?![\w./])", r"\1 \2 \3"),  # 40/30/30
         (r"(?<=\b[Aa] [A-DF])[-–](?=[.,;:!?)\s]|$)(?! (?:and|or|to)\b)", " minus"),  # a B-
         (r"(?<=\d )lg\.(?= [a-z])", "large"),
@@ -62,7 +60,6 @@ _REWRITTEN = [
         (r"(?:(?<=\()|(?<=\d, ))d\. (?=(?:c\. )?\d{3,4}\))", "died "),
         (r"(?<=\()r\. (?=(?:c\. )?\d{3,4}\b)", "reigned "),
         (r"(?<=\d(?:st|nd|rd|th) )c\.(?! [A-Z][a-z])", "century"),
-        (r"(?<=\d, )v\. (?=\d)", "verse "),
         (r"\b1 (?=(?:Sam|Kings|Chr|Cor|Thess|Tim|Pet|Jn|John)[a-z]{0,10}\.? \d)", "First "),
         (r"\b2 (?=(?:Sam|Kings|Chr|Cor|Thess|Tim|Pet|Jn|John)[a-z]{0,10}\.? \d)", "Second "),
         (r"\bM[-–]F(?=,? \d)", "Monday to Friday"),
@@ -70,16 +67,20 @@ _REWRITTEN = [
         (r"(?:(?<=\bQ[1-4])|(?<=\bFY))'(?=\d\d(?!\w))", " "),  # Q1'25
         (r"(?<=\d)/(?=1[KkM] )", " per "),  # $0.002/1K tokens
         (r"§§", "sections "),
-        (r"¶¶", "paragraphs "),
         (r"\^[({](\w{1,12}) ?[-−] ?(\w{1,12})[)}]", r" to the power of \1 minus \2"),  # 2^(n-1)
+        (r"\^\(([\w ×/]{1,20})\)", r" to the power of \1"),
+        (r"(?<=\dV)/(?=\d)", ", "),
+        (r"(?<=\b[12]\d\d\d)–(?=\d\d? [A-Z][a-z]{2})", " to "),  # 1 Jan. 2025–31 Dec. 2026
         (r"(?<=\^\d)/L\b", " per liter"),  # 10^9/L
         (r"(?<=:\d\d)/(?=(?:km|mi)\b)", " per "),  # a pace of 5:30/km
         (r"(?<=\d)m(?= (?:late|early|ago|left|delay)\b)", " minutes"),
         (r"\b(Apt|Ste|Suite|Unit|Rm|Room|Bldg)(\.?) #(?=\d)", r"\1\2 "),
         (r"(?<=\d)#(?!\w)", " hash"),  # a key of a telephone
         (r"(?<![\w.,/])1/(?=\d{1,3},\d{3}\b)", "1 in "),
-        (rf"\b(?!{_COUNTED})([A-Z][a-z]{{2,20}}) 101(?=[\"'.,!?:;)]|$)", r"\1 one oh one"),  # Sleep 101
-        (r"\b[Pp]/w(?=:)", "password"),
+        (
+            r"\b(?!Page|Chapter|Article|Psalm|Rule|Hwy|Rte|Apt)([A-Z][a-z]{2,20}) 101(?=[\"'.,!?:;)]|$)",
+            r"\1 one oh one",
+        ),
         (r"(?<=\d) M (?=(?:HCl|HNO|H2SO|KCl|KOH|NaCl|NaOH|EDTA|Tris)\b)", " molar "),
         (r"\bFed\. R\. Civ\. P\. (?=\d)", "Federal Rule of Civil Procedure "),
         (r"(?<=[A-Za-z])~(?=\d)", " tilde "),  # HEAD~1

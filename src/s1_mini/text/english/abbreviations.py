@@ -29,7 +29,7 @@ _BEFORE_NUMBER = table(
     "ext=extension, tel=telephone, est=established, rm=room, bldg=building, fl=floor, rte=route, rt=route, "
     "jct=junction, ref=reference, tbl=table, qty=quantity, ca=circa, c=circa, approx=approximately, op=opus, "
     "ver=version, pop=population, hwy=highway, rev=revision, arts=articles, "
-    "ep=episode, cat=category, cl=clause, vv=verses, dep=departing, arr=arriving"
+    "ep=episode, cat=category, cl=clause, vv=verses, dep=departing, arr=arriving, tab=table"
 )
 _ANYWHERE = table(
     "etc=et cetera, e.g=for example, i.e=that is, vs=versus, cf=compare, viz=namely, approx=approximately, "
@@ -44,7 +44,8 @@ _ANYWHERE = table(
     "r.p.m=revolutions per minute, blk=block, blks=blocks, bdrm=bedroom, bdrms=bedrooms, tel=telephone, "
     "elev=elevation, gov't=government, int'l=international, nat'l=national, dep't=department, ass'n=association, "
     "cont'd=continued, appt=appointment, appts=appointments, mtg=meeting, mtgs=meetings, vit=vitamin, "
-    "precip=precipitation, qtr=quarter, svc=service, wt=weight, chars=characters, aves=Avenues, req'd=required"
+    "precip=precipitation, qtr=quarter, svc=service, wt=weight, chars=characters, pmt=payment, "
+    "aves=Avenues, req'd=required"
 )
 _CHAT = table(
     "btwn=between, thx=thanks, pls=please, plz=please, omw=on my way, ofc=of course, ttyl=talk to you later, "
@@ -131,7 +132,7 @@ _MONTH = re.compile(
 )
 _NUMBERED = re.compile(
     rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?"
-    r"(?=[~≈]?\d|(?<=eq\. )\(|[A-Z]{1,4}-?\d|[IVX]{2,6}\b|[VX]\b)|№\s?(?=\d)",
+    r"(?=[~≈]?\d|(?<=eq\. )\(|[A-Z]{1,4}-?\d|(?<=no\. )[A-Z]{2,4} \d|[IVX]{2,6}\b|[VX]\b)|№ ?(?=\d)",
     re.IGNORECASE,
 )
 _LOWER = re.compile(r"(?<![\w.'-])(?<!\d )(min|max)\.(?!\w)")
@@ -164,7 +165,7 @@ _OFFICE = re.compile(
     r"|(?:(?<=[Tt]he )(?=\w{3,4}\. [a-z])|\b(?=Sec\. [A-Z][a-z]))(Amb|Capt|Col|Gen|Gov|Insp|Prof|Rev|Sec|Sen|Sgt)\."
 )
 _ON_DAY = re.compile(  # on Wed, and Wed as a cell of a table
-    r"(?:(?<=\b[Oo]n )|(?<=\b[Bb]y )|(?<=this )|(?<=next )|(?<=last )|(?<=until )|(?<=from ))(?!Sun)(?=\w+(?![\w'./-]))"
+    r"(?:(?<=\b[Oo]n )|(?<=\b[Bb]y )|(?<=this |next |last |from )|(?<=until ))(?!Sun(?! at \d))(?=\w+(?![\w'./-]))"
     rf"({_one_of(_SHORT_DAYS)})\b|(?:^(?=\w+ \|)|(?<=\| )(?=\w+(?: \||$)))({_one_of(_SHORT)})\b",
     re.MULTILINE,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from s1_mini.text.english.numerals import APPROXIMATE, cardinal, decade, digits, ordinal, paired
+from s1_mini.text.english.numerals import APPROXIMATE, cardinal, decade, digits, ordinal, paired, written
 from s1_mini.text.stops import is_final
 from s1_mini.text.tables import table, text_after, text_before, words
 
@@ -16,8 +16,8 @@ _DASH = re.compile(
     re.IGNORECASE,
 )
 _WITH_HALF = re.compile(rf"(?<![\w.:,/$£€])(\d{{1,2}})(?:[:.]([0-5]\d))?(?::([0-5]\d))?{_HALF}")
-_CLOCK = re.compile(r"(?<![\w.:,/$£€])([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?(?:Z\b)?(?![\w:]|\.\d)")
-_RATIO = re.compile(r"(?<![\w.:/])(\d{1,4}):(\d{1,4})(?![\w:])")
+_CLOCK = re.compile(r"(?<![\w.:,/$£€])([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?(?:Z\b)?(?![\w:]|[.,]\d)")
+_RATIO = re.compile(r"(?<![\w.:/])(\d{1,4}(?:\.\d\d?)?):(\d{1,3}(?:,\d{3})++|\d{1,4})(?![\w:]|,\d)")
 _PROPORTION = re.compile(  # a ratio that could be a time: mix 1:10, a 1:12 scale
     r"(\b(?:mix|mixed|mixes|dilute|diluted|ratio|ratios|scale|scaled|odds|proportions?)"
     r"(?: (?:it|them|of|is|was|are|were))? )"
@@ -28,9 +28,7 @@ _PROPORTION = re.compile(  # a ratio that could be a time: mix 1:10, a 1:12 scal
 _STANDARD = re.compile(r"(\b(?:ISO|IEC|EN|DIN|BS) ?\d{2,5}):((?:19|20)\d\d)\b")  # ISO 9001:2015
 _DURATION = re.compile(r"(?<![\w.:/])([2-5]\d):([0-5]\d)(?![\w:])")
 _LAP = re.compile(r"(?<![\w.:/])(\d{1,2}):([0-5]\d)\.(\d{1,3})(?![\w:]|\.\d)")  # 3:43.13
-_MILITARY = re.compile(  # 0600 hours; 1500 hrs may be a duration
-    r"(?:(?<![\w.,:])(?=0)|(?<=\b[Aa]t )|(?<=\b[Bb]y )|(?<=\bETA )|(?<=until ))([0-2]\d[0-5]\d) (?:hours|hrs)\b"
-)
+_MILITARY = re.compile(r"(?:(?<![\w.,:])(?=0)|(?<=\b[Aa]t )|(?<=\bETA ))([0-2]\d[0-5]\d) (?:hours|hrs)\b")  # 0600 hours
 _ZONE = re.compile(r"\b(UTC|GMT) ?([-+])0?(\d{1,2})(?::00)?(?!\d)")
 BOOKS = table(
     "Gen=Genesis, Ex=Exodus, Exod=Exodus, Lev=Leviticus, Deut=Deuteronomy, Sam=Samuel, Ps=Psalm, Prov=Proverbs, "
@@ -51,7 +49,7 @@ def _minutes(minute: int) -> str:
 
 def _dash(found: re.Match[str]) -> str:
     """Read a dash between two numbers as `to` if it is clear that they are times."""
-    is_time = found[2] or found[4] or (":" in found[1] and ":" in found[3])
+    is_time = found[2] or found[4] or ":" in found[3]
     return f"{found[1]}{found[2] or ''} to " if is_time else found.group()
 
 
@@ -94,7 +92,7 @@ def read_times(text: str) -> str:
     text = _PROPORTION.sub(_proportion, text)
     text = _CLOCK.sub(_clock, _STANDARD.sub(lambda found: f"{found[1]} {_year(found[2])}", text))
     text = _DURATION.sub(lambda found: f"{cardinal(int(found[1]))} {_minutes(int(found[2]))}", text)
-    return _RATIO.sub(lambda found: f"{cardinal(int(found[1]))} to {cardinal(int(found[2]))}", text)
+    return _RATIO.sub(lambda found: f"{written(found[1])} to {written(found[2])}", text)
 
 
 _MONTH = f"(?:{'|'.join(MONTHS)})"

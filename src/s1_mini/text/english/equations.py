@@ -15,7 +15,7 @@ _NAMES = signs(
     "£=pounds, €=euros, ¥=yen, ₹=rupees, ¢=cents, #=number, ∑=sum, ∏=product, ∫=integral, ∂=partial, ∆=delta, ∈=in, "
     "∉=not in, ∀=for all, ∃=there exists, ∪=union, ∩=intersection, ⊂=subset of, ⊆=subset of, ∧=and, ∨=or, ¬=not, "
     "∴=therefore, ∵=because, ∝=proportional to, ≡=identical to, ∇=del, ∅=the empty set, №=number, Ω=ohm, µ=micro, "
-    "∠=angle, ♩=quarter note, ℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
+    "∠=angle, ♩=quarter note, ⁺=plus, ⁻=minus, ℃=degrees Celsius, ℉=degrees Fahrenheit, ‱=per ten thousand"
 )
 _GREEK = dict(
     zip(
@@ -41,9 +41,10 @@ _MENUS = re.compile(  # a verb or the name of a menu, and the path so far
 # A dash between words is read as a comma, because voices read "-" as part of a word. Without spaces around the dash,
 # only — and -- are matched.
 _DASH = re.compile(r"(?<=[\w.!?)\"”'’%])(?:[ \t]++[-–—]++[ \t]++|[ \t]*+(?:—++|--++)[ \t]*+)(?=[\w(“‘]|[\"']\w)")
-_BOUND = re.compile(r"(?:^|(?<=[a-z]{2} )|(?<=[a-z], )|(?<=\())([≥≤>])(?=\d)", re.MULTILINE)  # for ≥30 minutes
-_BOUNDS = {"≥": "at least ", "≤": "at most ", ">": "more than "}
-_CHANGE = re.compile(r"([↑↓]) ?(?=[\d$£€])")
+_BOUND = re.compile(  # for ≥30 minutes, a price ↑5%
+    r"(?:^|(?<=[a-z]{2} )|(?<=[a-z], )|(?<=\())([≥≤>])(?=\d)|([↑↓]) ?(?=[\d$£€])", re.MULTILINE
+)
+_BOUNDS = {"≥": "at least ", "≤": "at most ", ">": "more than ", "↑": "up ", "↓": "down "}
 _PLUS_PLUS = re.compile(r"(?<=\w)\+\+|(?<=\b[CG])\+(?=\+)")
 _NAMED = re.compile(f"[{re.escape(''.join(_NAMES))}]")
 _SIGN_ITSELF = re.compile(r" (?:sign|symbol|key|button|character)\b")
@@ -78,9 +79,8 @@ def _between(found: re.Match[str]) -> str:
 def read_arrows(text: str) -> str:
     """Read arrows between words as "to", replace other arrows by pauses, and write >= and <= as one sign."""
     text = _MENU.sub(lambda found: ", " if _MENUS.search(text_before(found, 60)) else found.group(), text)
-    text = _CHANGE.sub(lambda found: "up " if found[1] == "↑" else "down ", text)
     text = _PAUSE.sub(", ", _TO.sub(" to ", text)).replace(">=", "≥").replace("<=", "≤")
-    return _BOUND.sub(lambda found: _BOUNDS[found[1]], text)
+    return _BOUND.sub(lambda found: _BOUNDS[found[1] or found[2]], text)
 
 
 def read_dashes(text: str) -> str:
@@ -137,7 +137,7 @@ _COUNT_RATE = re.compile(
     r"(?:(?<=[a-z]s)/(s|sec|second|min|minute|h|hr|hour|day|week|month|year|(?P<of>person|user|team|game|page|request))"
     r"|(?<=\w)(?<!day|ght|ate|ime)(?<!hour|week|year|term)(?<!month)(?<!minute|second|season|decade)(?<!quarter)"
     r"(?<!weekend)(?<!semester)/(hour|day|week|month|year|capita)"
-    r"|(?<=\d)/(min|hr)(?:\.(?= [a-z]))?|(?<=req|tok|img)/(s|sec))(?![\w/\\]|\.\w)"
+    r"|(?<=\d)/(min|hr|km²|mi²|m²|cm²)(?:\.(?= [a-z]|[,;)]))?|(?<=req|tok|img)/(s|sec))(?![\w/\\]|\.\w)"
 )
 _COUNTED = re.compile(r"(?<![\w.,])\d[\w.,]*+ (?:[A-Za-z-]{1,20} )?[A-Za-z]{1,20}$")  # 5 active users
 _AREA = re.compile(r"(?<![\w./\\-])(?<!\d )(km|dm|cm|mm|ft|in|mi|m)([²³])(?![\w/])")
@@ -191,7 +191,12 @@ def _is_division(found: re.Match[str]) -> bool:
     if above and below and not (below[2] and int(above[0]) >= int(below[1])):
         return False
     is_rate = re.search(r"\d ?[A-Za-zµ]{1,3}$", before) and re.match(r"[A-Za-z]{1,3}[²³^]?(?!\w)", after)
-    if is_rate or "://" in before or (found.group() == "/" and re.search(r"[A-Za-z]{2}$", before)):
+    if (
+        is_rate
+        or "://" in before
+        or before.endswith(" w")
+        or (found.group() == "/" and re.search(r"[A-Za-z]{2}$", before))
+    ):
         return False
     return _is_in_equation(found)
 

@@ -41,8 +41,8 @@ UNITS |= table(
     "hp=horsepower, bhp=brake horsepower, K=kelvin, Tbsp=tablespoon, Tsp=teaspoon, ly=light year, doz=dozen, "
     "pct=percent, mo=month, wk=week, pkg=package, pkt=packet, deg=degree, cts=cent, tbs=tablespoon, pcs=piece, "
     "ft²=square foot, ft³=cubic foot, in²=square inch, mi²=square mile, lb-ft=pound foot, lb.-ft=pound foot, "
-    "ft-lb=foot pound, pts=point, reb=rebound, ppg=point per game, mth=month, mcg=microgram, pg=picogram, "
-    "mEq=milliequivalent, bps=basis point"
+    "ft-lb=foot pound, pts=point, reb=rebound, ppg=point per game, mth=month, mcg=microgram, "
+    "pg/mL=picogram per milliliter, mEq=milliequivalent, bps=basis point, ac=acre"
 )
 UNITS |= {f"{unit}s": UNITS[unit] for unit in words("km kg qt gal yd oz tbsp tsp mo wk pkg pkt mth ft-lb")}
 UNITS |= {unit.replace("µ", "μ"): name for unit, name in UNITS.items() if "µ" in unit}
@@ -68,7 +68,7 @@ _MEASURE = re.compile(
     rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'·])"
     rf"(?!/\w)(\.(?!\w|\.))?"
 )
-_TIME = "(?!half)[a-z]{3,10}"  # an hour, a person, a serving
+_TIME = "(?!half)[a-z]{2,9}(?:[a-rt-z]|ss)"  # an hour, a person, a serving
 _RATE = re.compile(
     rf"{_PLUS_MINUS}(?<![\w.,/:])(?:({NUMBER}){TO})?({NUMBER})\s?({UNIT})/({UNIT}|{_TIME})(?:/(h|hr|{_TIME}))?(?![\w²³^/])"
 )
@@ -154,7 +154,7 @@ _PART_OF = re.compile(
 _SCORE = re.compile(r"\b(?:score|result|grade|marks?|points|rating): ?$", re.IGNORECASE)
 _WORD = re.compile("[A-Za-z]++|[.!?\n]")
 _OUT_OF = re.compile(
-    r" (?:stars?|(?:star )?(?:reviews?|ratings?|scores?)|points|"
+    r" (?:from (?:three|deep|the field)|stars?|(?:star )?(?:reviews?|ratings?|scores?)|points|"
     r"on (?:the|my|his|her|a|our|their) (?:\w{1,20} )?(?:test|quiz|exam)|questions|correct)\b"
 )
 _LABELLED = re.compile(r"(?:^|\n|[:(]\s?|(?<![.!?] )\b[A-Z][a-z]+ |, [a-z]+ )$")

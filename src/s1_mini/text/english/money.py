@@ -42,19 +42,19 @@ _CODE = "|".join(map(re.escape, [*_CODES, *_NAMED]))
 _MINUS = r"(?<![\w)\]%°.-])(?:((?<!\w )-|-(?=\S)|[+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
 _PER = (
-    r"(?:\s?/\s?(mo|yr|wk|day|hr|h|kg|lb|min|gal|bbl|ton|m²|sq ft|mi|oz|yd|GB|(?!free|plus|half|each)[a-z]{4,10})\b"
-    r"(?:\.(?= [a-z]|[;,)]))?)?"
+    r"(?:\s?/\s?(mo|yr|wk|day|hr|h|pc|kg|lb|min|gal|bbl|ton|m²|sq ft|mi|oz|yd|GB|"
+    r"(?!free|plus|half|children|and)[a-z]{2,9}(?:[a-rt-z]|ss))\b(?:\.(?= [a-z]|[;,)]))?)?"
 )
 _PER_NAMES = table(
     "mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute, gal=gallon, mi=mile, oz=ounce, "
-    "yd=yard, GB=gigabyte, bbl=barrel, m²=square meter, sq ft=square foot"
+    "yd=yard, GB=gigabyte, bbl=barrel, pc=piece, m²=square meter, sq ft=square foot"
 )
 _MONEY = re.compile(
     rf"{_MINUS}(?<![A-Za-z])(US|AU?|CA?|NZ|HK|NT|S)?({_SIGN})\s?({NUMBER}){SCALE}"
     rf"(?:{TO}(?:\3)?({NUMBER}){SCALE})?{_PER}(?!\w)"
 )
 _MONEY_BEFORE = re.compile(
-    rf"(?<!\w)(?!INR \d\.\d(?!\d))({_CODE})\.?\s?({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?()()(?!\w)"
+    rf"(?<!\w)(?!INR \d\.\d(?!\d))({_CODE})\.?\s?({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?(){_PER}(?!\w)"
 )
 _MONEY_AFTER = re.compile(
     rf"{_MINUS}(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
@@ -135,8 +135,7 @@ def _money(found: re.Match[str]) -> str:
 
 
 def _with_code(found: re.Match[str]) -> str:
-    """Spell out a sum; the first group is its sign, or the currency if that is before the number."""
-    first, number, scale, last, last_scale, sign, per = found.groups()
+    first, number, scale, last, last_scale, sign, per = found.groups()  # first: a sign, or a currency before it
     said = APPROXIMATE.get(first, "") + (f"{scaled(number, scale)} to " if last else "")
     scale = last_scale if last else scale
     return said + _amount(last or number, scale, _ALL[sign or first], is_adjective=is_adjective(found)) + _per(per)

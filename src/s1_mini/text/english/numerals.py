@@ -169,7 +169,7 @@ def _part(found: re.Match[str]) -> str:
     value = _value(numeral.upper() if numeral.islower() and len(numeral) > 1 else numeral)
     if found.group().isupper() and numeral + letter == "VIA":
         return found.group().replace("VIA", "via")  # PART VIA MAIL
-    if value is None or letter.islower() or (found[1][0].islower() and numeral in "IC"):  # the part I liked
+    if value is None or letter.islower() or numeral in "CL" or (found[1][0].islower() and numeral == "I"):
         return found.group()
     return f"{found[1]} {cardinal(value)} {letter}".rstrip()
 
@@ -224,7 +224,8 @@ _NOT_GROUPED = re.compile(
     r"\b(?:call|phone|tel|telephone|ring|dial|text|fax|mobile|number|gate|flight|bus|route|line|platform|group|team|size|"
     r"aged|version|type|item|game|round|set|lap|year|hour|zone|district|act|book|chapter|page|room|section|step|day|week|level|figure|"
     r"table|part|episode|season|volume|unit|phase|question|lesson|grade|jan|feb|mar|apr|may|jun|jul|aug|sept?|oct|nov|dec|"
-    r"january|february|march|april|june|july|august|september|october|november|december)[.:]? $",
+    r"january|february|march|april|june|july|august|september|october|november|december|"
+    r"(?:code|pin|id|passcode|password)(?: is)?)[.:]? $",
     re.IGNORECASE,
 )
 _DOTS = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")

@@ -12,6 +12,7 @@ from itertools import product
 from s1_mini.text.english.abbreviations import letter_with_s
 from s1_mini.text.english.measures import UNITS, plural
 from s1_mini.text.english.numerals import cardinal, digits, paired, plural_number, written
+from s1_mini.text.stops import GIVEN
 from s1_mini.text.tables import signs, table, text_after, text_before, word_set, words
 
 # Exceptions to the rules for words in capitals. Acronyms that are pronounced as words:
@@ -568,7 +569,7 @@ def _capitals(found: re.Match[str], names: set[str]) -> str:
         is_word = any(each and _is_shouted(each[1]) and each[1] not in _CUES for each in near)
         is_word = is_word or not (_is_lettered(found, before) or ending == "s")
         return (word.lower() + ending if is_word else _spell(word, ending)) + tail
-    if word not in SPELT and (_is_shouted(word) or word.title() in names):
+    if word not in SPELT and (_is_shouted(word) or word.title() in names or word.title() in GIVEN):
         return word.lower() + ending + tail
     return _spell(word, ending) + tail
 
