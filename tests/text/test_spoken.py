@@ -86,6 +86,8 @@ def test_normalizing_twice_changes_nothing(rows: list[tuple[str, str, set[str]]]
         ("en", "It has 1.2 g. Net weight: 3 oz", "It has one point two grams. Net weight: three ounces"),
         ("en", "Buzz 3022\nB: yes", "Buzz three thousand twenty-two\nB: yes"),
         ("en", "Edited by M. O'Neil.", "Edited by M O'Neil."),
+        ("en", "In 1776 T. Jefferson wrote.", "In seventeen seventy-six T Jefferson wrote."),
+        ("en", "No. 1 S. Williams read one C. S. Lewis book.", "Number one S Williams read one C S Lewis book."),
         ("en", "See you there :)", "See you there"),
         # A dash between words is a pause, a hyphen is not.
         ("en", "My brother - the tall one - is late.", "My brother, the tall one, is late."),

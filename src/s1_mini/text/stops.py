@@ -252,7 +252,5 @@ def is_numbered(text: str, start: int, stop: int) -> bool:
 
 
 def is_spelled(text: str, start: int) -> bool:
-    """Return whether the letter at `text[start]` ends what is spelt out: the O of "C E O", the B of "14 B"."""
-    before = text[max(0, start - 12) : start]
-    follows_number = before[-1:] == " " and re.split("[ -]", before[:-1])[-1] in SPELT_NUMBERS
-    return follows_number or re.search(r"(?:(?<![\w.'-])[A-Z]|\d) $", before[-3:]) is not None
+    """Return whether the letter at `text[start]` ends an initialism that is spelt out: the O of "C E O"."""
+    return re.search(r"(?<![\w.'-])[A-Z] $", text[max(0, start - 3) : start]) is not None

@@ -31,6 +31,9 @@ from s1_mini.text.english.spelling import (
 )
 
 _IMPERIAL = "lbs?|oz|st|ft|feet|in|inches|mi|miles|yds?|yards|mph|gal|gallons|pints?|cups?"
+_IN_PARTS = (  # books of the Bible
+    "Sam|Samuel|Kings|Chronicles|Cor|Corinthians|Thess|Thessalonians|Tim|Timothy|Pet|Peter|Jn|John"
+)
 _METRIC = "k?g|[kcm]?m|[mc]?[lL]|km/h|kph"
 # Notations that are first written in a form which the functions read.
 _REWRITTEN = [
@@ -45,7 +48,11 @@ _REWRITTEN = [
         (r"(?<=°[CF]) ?/ ?(?=-?\d|[Gg]as)", ", "),  # 180 °C/350 °F
         (rf"(\d ?(?:{_IMPERIAL})\.?) ?/ ?(?=\d[\d.,]*+ ?(?:{_METRIC})(?![\w/]))", r"\1, "),  # 50 lbs/23 kg
         (rf"(\d ?(?:{_METRIC})) ?/ ?(?=\d[\d.,]*+ ?(?:{_IMPERIAL})(?![\w/]))", r"\1, "),
-        (r"(?<![\w.,'–-])(?<!he )(?<!is |er |ir |my )(\d{1,3}[-–]\d{1,3})s(?!\w)", r"\1 seconds"),  # 60–90s
+        (  # 10–15s; 20–30s might be decades
+            r"(?:(?<=\bfor )|(?<=\b[Hh]old )|(?<=\b[Ww]ait )|(?<=\b[Rr]est )|(?<![\w.,'–-])(?![2-9]0.[2-9]0s)(?<!the )"
+            r"(?<!is |er |ir |my ))(\d{1,3}[-–]\d{1,3})s(?!\w)",
+            r"\1 seconds",
+        ),
         (r"\b(\d{1,3}[A-Z]|FY ?\d\d)–(?=(?:FY ?)?\d{1,3}[A-Z]?\b)", r"\1 to "),  # seats 14A–14B, FY24–25
         (r"(?<=\d)[-–]#(?=\d)", "–"),  # #490–#495
         (r"(?<![\w./])([4-9]\d)/(\d\d)/(\d\d)(?![\w./])", r"\1 \2 \3"),  # 40/30/30
@@ -60,8 +67,8 @@ _REWRITTEN = [
         (r"(?:(?<=\()|(?<=\d, ))d\. (?=(?:c\. )?\d{3,4}\))", "died "),
         (r"(?<=\()r\. (?=(?:c\. )?\d{3,4}\b)", "reigned "),
         (r"(?<=\d(?:st|nd|rd|th) )c\.(?! [A-Z][a-z])", "century"),
-        (r"\b1 (?=(?:Sam|Kings|Chr|Cor|Thess|Tim|Pet|Jn|John)[a-z]{0,10}\.? \d)", "First "),
-        (r"\b2 (?=(?:Sam|Kings|Chr|Cor|Thess|Tim|Pet|Jn|John)[a-z]{0,10}\.? \d)", "Second "),
+        (rf"\b1 (?=(?:{_IN_PARTS})\.? \d{{1,3}}:\d)", "First "),
+        (rf"\b2 (?=(?:{_IN_PARTS})\.? \d{{1,3}}:\d)", "Second "),
         (r"\bM[-–]F(?=,? \d)", "Monday to Friday"),
         (r"\s?&&(?=\s)", " and"),
         (r"(?:(?<=\bQ[1-4])|(?<=\bFY))'(?=\d\d(?!\w))", " "),  # Q1'25

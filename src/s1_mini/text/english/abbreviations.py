@@ -85,7 +85,11 @@ _DOCTORS = re.compile(r"\bPh\.D\.'?s\b")
 _STATE = re.compile(rf"(?<=, )({_one_of(_STATES)})(?= \d{{5}}(?!\d))")
 _CITY_STATE = re.compile(rf"(?<=[a-z], )({_one_of(_CITY_STATES)})\.(?!\w)")
 _CHATTED = re.compile(rf"(?<![\w./'@#-])(?![A-Z]{{2}})(?i:{_one_of(_CHAT)})(?![\w/'@-]|\.\w)")
-_BOOK = re.compile(rf"\b({_one_of(BOOKS)})(?:\.|(?<!Sam|Dan|Tim|Col|Rev)) (?=\d{{1,3}}:\d)")
+_BOOK = re.compile(  # Tim. 7:15 might be a person and a time
+    rf"(?:(?<=First )|(?<=Second )|\b(?=(?:Exod|Deut|Prov|Ezek|Thess|Eph|Heb|Jn|Lk)\b)|(?<=\()(?=\w{{2,5}}\.))"
+    rf"({_one_of(BOOKS)})\.? (?=\d{{1,3}}:\d)|\b({_one_of(BOOKS)})(?:\.|(?<!Sam|Dan|Tim|Col|Rev)) "
+    r"(?=\d{1,3}:(?:\d(?!\d)|\d\d[-–]\d\d(?![\d:])))"
+)
 _CITY = re.compile(
     r"(?<![\w'-])(?:in|from|near|of|to|at|for|around|outside) (?:[A-Z][\w.]{0,20} ){0,2}[A-Z]\w{0,20}, $"
 )
@@ -197,6 +201,9 @@ _UNDOTTED = re.compile(
 )
 _LETTERS = re.compile(r"(?:(?<![\w.'-])|(?<=[A-Za-z]-))((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'°-])([A-Z])\.(?=\s?[A-Z](?:[.']|[a-z]))")
+_CODE_BEFORE = re.compile(
+    r"\b(?:(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twenty|thirty|forty)-[a-z]+) $"
+)  # Exit 14B.
 DIRECTIONS = table("N=North, S=South, E=East, W=West, NE=Northeast, NW=Northwest, SE=Southeast, SW=Southwest")
 _COMPASS_OF = re.compile(  # 35 km SE of Tokyo
     r"((?<=[a-z] )[NS][EW]|(?:(?<=\d km )|(?<=\d mi )|(?<=miles )|(?<=meters ))[NSEW])(?= of (?:[A-Z]|the\b))"
@@ -318,7 +325,7 @@ def _saint_or_doctor(found: re.Match[str]) -> str:
 
 
 def _initial(found: re.Match[str]) -> str:
-    is_name = not is_spelled(found.string, found.start())
+    is_name = not (is_spelled(found.string, found.start()) or _CODE_BEFORE.search(text_before(found, 12)))
     is_name = is_name and not is_final(found.string, found.start(), found.end(), "letters")
     return f"{found[1]} " if is_name else found.group()
 
@@ -361,7 +368,7 @@ def read_abbreviations(text: str) -> str:
     text = _ON_DAY.sub(lambda found: _SHORT[found.group()], text)
     text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(lambda found: _TITLES[found[1]] + _stop(found, "title"), text)))
     text = _NAMED_SPAN.sub(lambda found: f"{found[1] or found[2]} to ", text)
-    text = _BOOK.sub(lambda found: f"{BOOKS[found[1]]} ", text)
+    text = _BOOK.sub(lambda found: f"{BOOKS[found[1] or found[2]]} ", text)
     text = _CHATTED.sub(lambda found: _cased(_CHAT[found.group().lower()], found.group()), text)
     text = _UNDOTTED.sub(lambda found: _cased(_ANYWHERE[found[1].lower()], found[1]), text)
     if "." not in text and "№" not in text:

@@ -16,7 +16,9 @@ _DASH = re.compile(
     re.IGNORECASE,
 )
 _WITH_HALF = re.compile(rf"(?<![\w.:,/$£€])(\d{{1,2}})(?:[:.]([0-5]\d))?(?::([0-5]\d))?{_HALF}")
-_CLOCK = re.compile(r"(?<![\w.:,/$£€])([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?(?:Z\b)?(?![\w:]|[.,]\d)")
+_CLOCK = re.compile(
+    r"(?:(?<![\w.:,/$£€])|(?<=:\d\d,))([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?(?:Z\b)?(?![\w:]|\.\d|,\d{3}(?!\d))"
+)
 _RATIO = re.compile(r"(?<![\w.:/])(\d{1,4}(?:\.\d\d?)?):(\d{1,3}(?:,\d{3})++|\d{1,4})(?![\w:]|,\d)")
 _PROPORTION = re.compile(  # a ratio that could be a time: mix 1:10, a 1:12 scale
     r"(\b(?:mix|mixed|mixes|dilute|diluted|ratio|ratios|scale|scaled|odds|proportions?)"

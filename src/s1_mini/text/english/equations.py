@@ -214,7 +214,7 @@ def _squared(found: re.Match[str]) -> str:
 def _count_rate(found: re.Match[str]) -> str:
     if found["of"] and not _COUNTED.search(text_before(found, 40)):
         return found.group()
-    return f" per {_unit(found.group()[1:])}"
+    return f" per {_unit(found.group()[1:].rstrip('.'))}"
 
 
 def read_bare_units(text: str) -> str:

@@ -118,10 +118,14 @@ _DAY = re.compile(
     r"\b(?:on|by|until|till|due|since|before|after|from|ends?|starts?|ships?|arrives?|date|through"
     r"|week of|as of|(?:date|birthday|b-?day|anniversary|deadline|wedding|exam|"
     r"appointment|concert|party|meeting|event|festival|ceremony|interview) (?:is|was)|date:"
-    r"|payable|paid|filed|effective|received|shipped|placed|sent|scheduled|moved to|starting|ending"
     r"|from \d{1,2}/\d{1,2} to)\s$",
     re.IGNORECASE,
 )
+_DAY_OR_SHARE = re.compile(
+    r"\b(?:payable|paid|filed|effective|received|shipped|placed|sent|scheduled|moved to|starting|ending) $",
+    re.IGNORECASE,
+)
+_SHARES = {(1, 2), (1, 3), (2, 3), (1, 4), (3, 4)}
 _AT_TIME = re.compile(r" (?:@|at) \w+ (?:[a-z-]+ )?[AP] M\b")
 _FRACTION = re.compile(
     r"(?<![\w.,/:])(?:(\d{1,5})(?:(?: and)? |[-–](?=\d{1,2}/(?:[234568]|10|12|16|32|64)(?!\d))))?"
@@ -209,7 +213,9 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
         return f"{cardinal(above)} of {cardinal(below)}"
     if (above, below) == (9, 11):
         return "nine eleven"
-    if 1 <= above <= 12 and 1 <= below <= 31 and (_DAY.search(before) or _AT_TIME.match(after)):
+    is_day = _DAY_OR_SHARE.search(before) and not re.match(r" (?!and\b)[a-z]", after)
+    is_day = (is_day or _AT_TIME.match(after)) and (above, below) not in _SHARES
+    if 1 <= above <= 12 and 1 <= below <= 31 and (is_day or _DAY.search(before)):
         return f"{MONTHS[above - 1]} {ordinal(below)}"
     is_maximum = below in _MAXIMA and (above * 2 >= below or below in (5, 6, 10, 100))
     is_rated = bool(_OUT_OF.match(after) or (is_maximum and _is_rated(before)))

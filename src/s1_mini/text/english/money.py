@@ -54,7 +54,7 @@ _MONEY = re.compile(
     rf"(?:{TO}(?:\3)?({NUMBER}){SCALE})?{_PER}(?!\w)"
 )
 _MONEY_BEFORE = re.compile(
-    rf"(?<!\w)(?!INR \d\.\d(?!\d))({_CODE})\.?\s?({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?(){_PER}(?!\w)"
+    rf"(?<!\w)(?!INR \d\.\d(?!\d))({_CODE})\.?\s?({NUMBER}){SCALE}(?:[-–]({NUMBER}){SCALE})?(){_PER}(?!\w)"
 )
 _MONEY_AFTER = re.compile(
     rf"{_MINUS}(?<![\w.,])({NUMBER}){SCALE}(?:{TO}({NUMBER}){SCALE})?\s?({_SIGN}|¢|(?:{_CODE}))(?!\w){_PER}"
