@@ -79,6 +79,14 @@ def test_a_breath_after_the_last_word_is_not_part_of_it() -> None:
     assert whole(scores, wave)[-1] == pytest.approx((0.92, 1.55), abs=0.05)
 
 
+def test_a_last_word_whose_estimated_end_is_before_its_start_ends_with_the_audio() -> None:
+    scores = np.concatenate((steady(TEXT), np.repeat(steady(TEXT)[-1:], 14, 0)))
+    wave = np.random.default_rng(0).uniform(-1, 1, round(len(scores) * FRAME_S * RATE)).astype(np.float32)
+    wave[: round(1.7 * RATE)] = 0
+
+    assert whole(scores, wave)[-1] == pytest.approx((1.7, 2.2), abs=0.05)
+
+
 def test_words_that_a_cut_utterance_has_not_begun_have_no_times() -> None:
     scores = steady(TEXT)[:12]
     wave = np.random.default_rng(0).uniform(-1, 1, round(0.6 * RATE)).astype(np.float32)

@@ -389,6 +389,13 @@ def test_audio_is_encoded_before_the_end_of_the_stream(form):
     assert sent > 3 * len(encoder.finish())
 
 
+@pytest.mark.parametrize("audio_format", ["wav", "opus"])
+def test_every_second_sample_of_an_array_can_be_encoded(audio_format):
+    wave = np.arange(4800, dtype=np.int16)
+
+    assert encode(wave[::2], 24_000, audio_format) == encode(wave[::2].copy(), 24_000, audio_format)
+
+
 def test_nan_is_not_encoded():
     with pytest.raises(GenerationError, match="NaN"):
         StreamEncoder("wav", 44_100).feed(np.full(10, np.nan, np.float32))

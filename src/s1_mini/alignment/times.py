@@ -137,8 +137,6 @@ def whole_times(
     sounds = find_sounds(wave, sample_rate)
     if sounds:
         starts[0] = sounds[0].start_s
-        if not was_cut and sounds[-1].end_s < ends[-1] + BREATH_S:
-            ends[-1] = sounds[-1].end_s
     for sound, following in pairwise(sounds):
         low, high = sound.end_s - NEAR_S, following.start_s + NEAR_S
         near = [k for k in range(count - 1) if low < starts[k + 1] < high]
@@ -147,6 +145,8 @@ def whole_times(
             at = min(near, key=lambda k: abs(starts[k + 1] - sound.end_s))
             ends[at], starts[at + 1] = sound.end_s, following.start_s
     starts = np.minimum(np.maximum.accumulate(starts), duration_s)
+    if sounds and not was_cut and not starts[-1] < ends[-1] < sounds[-1].end_s - BREATH_S:
+        ends[-1] = sounds[-1].end_s
     ends[:-1] = np.minimum(ends[:-1], starts[1:])
     ends = np.minimum(np.maximum(ends, starts + MIN_WORD_S), duration_s)
     return [Interval(float(start), float(end)) for start, end in zip(starts, ends, strict=True)]

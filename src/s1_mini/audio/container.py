@@ -151,7 +151,7 @@ def encode(wave: np.ndarray, sample_rate: int, audio_format: AudioFormat, *, is_
     if rate != sample_rate and len(wave):
         _range(wave)  # refuses a NaN, which the resampler would spread
         wave = soxr.resample(wave.astype(np.float32), sample_rate, rate)
-    samples = to_int16(wave)
+    samples = np.ascontiguousarray(to_int16(wave))
     if audio_format == "pcm":
         return samples.tobytes()
     if audio_format == "wav":  # without libsndfile: its callbacks are much slower if several threads encode

@@ -345,7 +345,8 @@ class VoiceRegistry:
         """Return the named voice or, without a name, the default voice if there is one. Raises the errors of `find`."""
         if name is not None:
             return [self.find(name).voice]
-        return [] if self.library.default is None else [self.library.default]
+        default = self.library.default
+        return [] if default is None else [default]
 
     def info(self, name: str) -> VoiceInfo:
         """Describe one voice. Raises the errors of `find`."""
