@@ -132,7 +132,9 @@ _MARKED = re.compile(
     r"(?<![\w=])==(?=[^\s=])([^=\n]{1,200})(?<=\S)==(?![\w=])|(?<![\w:]):([a-z][a-z0-9_+-]{2,30}):(?![\w:])"
 )  # ==a==, :smile:
 _CUE = re.compile(r"^(?:\d{1,5}\n)?(?:\d\d:){1,2}\d\d[.,]\d{3} --> [^\n]*+\n?", re.MULTILINE)  # of subtitles
-_MASKED = re.compile(r"(?<![\w*•])(?:(?:\*{4}|•{2,4}|[xX]{4})[ -]?){1,4}(\d{4})(?![\w*])")  # a card: ****4242
+_MASKED = re.compile(
+    r"(?<![\w*•])(?:(?:\*{4}|•{2,4}|[xX]{4}(?! \d)|(?<=[xX]{4} )[xX]{4})[ -]?){1,4}(\d{4})(?![\w*])"
+)  # a card: ****4242
 _GROUPED = re.compile(r"(?<=\d)_(?=\d{3}(?!\d))")  # 1_000_000
 _EMPHASIS = re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|~~|`+|(?<![\w])_{1,3}(?=\w)|(?<=[\w.,!?])_{1,3}(?!\w)")
 
@@ -306,7 +308,10 @@ _MARKS = str.maketrans("’‘ʼ′“”„«»″−‐‑⁄∕＄％", "'" *
     ord("―"): "—",
     ord("‒"): "–",
 }
-_MINUS = re.compile(r"(?:(?<=[\d)²³])|(?<=\b\w)) \u2212 (?=[\w(])")  # 220 − age
+_MINUS = re.compile(  # 220 − age; between two numbers it may be a dash
+    r"(?<=[\d)²³]) \u2212 (?=[a-z]{2,12}\b(?! [a-z])|[A-Za-z]\b|\()"
+    r"|(?:(?<=[)²³])|(?<=\b[a-z])) \u2212 (?=[\d(]|[A-Za-z]\b)"
+)
 _CHARGE = re.compile(r"[²³](?=[⁺⁻](?![⁰¹²³⁴-⁹]))")  # of an ion: Ca²⁺
 _FRACTIONS = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _OTHER_DIGITS = re.compile(r"[^\x00-\x7f]")

@@ -209,9 +209,7 @@ _STREET = re.compile(r"\b(?:on|at|down|up|along|\d{1,5}\w?)\s(?:[NSEW]\.?\s|St\.
 _NEXT_WORD = re.compile(r"\.\s([A-Z][\w']{0,20})")
 _CAPITALISED = re.compile(r"[a-z]\s[A-Z][a-z]{1,20}\s$")
 _SAINT_BEFORE = re.compile(r"\b(?:St|Saint)\.?\s$")
-_NOUNS = word_set(
-    "pop arts app fig art sec ref op para ext cat tab"
-)  # abbreviations that are also words after an article
+_NOUNS = word_set("pop arts app fig art sec ref op para ext")  # abbreviations that are also words after an article
 _SAYS_NO = word_set(
     "is was said says say saying answer answered replied or yes a firm flat clear simple no means meant be voted"
 )
@@ -240,6 +238,8 @@ def is_numbered(text: str, start: int, stop: int) -> bool:
     if word in ("no", "nos"):
         is_said = bool(before) and before[-1].lower().strip(",:\"'") in _SAYS_NO
         return not (_PERSONS.match(number) or (is_said and _PLURAL.match(number)))
+    if word in ("cat", "tab", "ep") and text[start].islower():
+        return False  # also words
     if word == "c":
         return re.match(r"\d{3,4}\b|\d{1,3},\d{3}", number) is not None
     if word == "sec" and before and before[-1].isdecimal():

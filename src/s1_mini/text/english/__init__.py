@@ -31,9 +31,11 @@ from s1_mini.text.english.spelling import (
 )
 
 _IMPERIAL = "lbs?|oz|st|ft|feet|in|inches|mi|miles|yds?|yards|mph|gal|gallons|pints?|cups?"
-_IN_PARTS = (  # books of the Bible
-    "Sam|Samuel|Kings|Chronicles|Cor|Corinthians|Thess|Thessalonians|Tim|Timothy|Pet|Peter|Jn|John"
+_IN_PARTS = (  # books of the Bible, some of which are also names, before a verse or a time
+    r"(?:(?:Kings|Chronicles|Cor|Corinthians|Thess|Thessalonians)\.? \d{1,3}:\d"
+    r"|(?:Sam|Samuel|Tim|Timothy|Pet|Peter|Jn|John)\.? \d{1,3}:(?:\d(?!\d)|\d\d[-–]\d\d(?![\d:])))"
 )
+_AFTER_YEAR = r"(?:[,;)–-]| (?:BCE?|AD|CE)\b)"
 _METRIC = "k?g|[kcm]?m|[mc]?[lL]|km/h|kph"
 # Notations that are first written in a form which the functions read.
 _REWRITTEN = [
@@ -49,8 +51,8 @@ _REWRITTEN = [
         (rf"(\d ?(?:{_IMPERIAL})\.?) ?/ ?(?=\d[\d.,]*+ ?(?:{_METRIC})(?![\w/]))", r"\1, "),  # 50 lbs/23 kg
         (rf"(\d ?(?:{_METRIC})) ?/ ?(?=\d[\d.,]*+ ?(?:{_IMPERIAL})(?![\w/]))", r"\1, "),
         (  # 10–15s; 20–30s might be decades
-            r"(?:(?<=\bfor )|(?<=\b[Hh]old )|(?<=\b[Ww]ait )|(?<=\b[Rr]est )|(?<![\w.,'–-])(?![2-9]0.[2-9]0s)(?<!the )"
-            r"(?<!is |er |ir |my ))(\d{1,3}[-–]\d{1,3})s(?!\w)",
+            r"(?:(?<=\bfor )|(?<=\b[Hh]old )|(?<=\b[Ww]ait )|(?<=\b[Rr]est )|(?<![\w.,'–-])(?![2-9]0.[2-9]0s)"
+            r"(?<!the )(?<!ged |ges )(?<!is |er |ir |my ))(\d{1,3}[-–]\d{1,3})s(?!\w)",
             r"\1 seconds",
         ),
         (r"\b(\d{1,3}[A-Z]|FY ?\d\d)–(?=(?:FY ?)?\d{1,3}[A-Z]?\b)", r"\1 to "),  # seats 14A–14B, FY24–25
@@ -63,12 +65,12 @@ _REWRITTEN = [
         (r"(?<![\w.'-])ed\.(?= by\b)", "edited"),
         (r"\b(Lt|Maj|Brig)\.-(?=(?:Cmdr|Col|Gen|Gov)\b)", r"\1. "),
         (r"(?<![\w.'-])s\. ?(?=\d{1,3}[A-Z]?\()", "section "),
-        (r"(?<=\()b\. (?=(?:c\. )?\d{3,4}\b)", "born "),
+        (rf"(?<=\()b\. (?=(?:c\. )?\d{{3,4}}(?:{_AFTER_YEAR}| in\b))", "born "),
         (r"(?:(?<=\()|(?<=\d, ))d\. (?=(?:c\. )?\d{3,4}\))", "died "),
-        (r"(?<=\()r\. (?=(?:c\. )?\d{3,4}\b)", "reigned "),
+        (rf"(?<=\()r\. (?=(?:c\. )?\d{{3,4}}{_AFTER_YEAR})", "reigned "),
         (r"(?<=\d(?:st|nd|rd|th) )c\.(?! [A-Z][a-z])", "century"),
-        (rf"\b1 (?=(?:{_IN_PARTS})\.? \d{{1,3}}:\d)", "First "),
-        (rf"\b2 (?=(?:{_IN_PARTS})\.? \d{{1,3}}:\d)", "Second "),
+        (rf"\b1 (?={_IN_PARTS})", "First "),
+        (rf"\b2 (?={_IN_PARTS})", "Second "),
         (r"\bM[-–]F(?=,? \d)", "Monday to Friday"),
         (r"\s?&&(?=\s)", " and"),
         (r"(?:(?<=\bQ[1-4])|(?<=\bFY))'(?=\d\d(?!\w))", " "),  # Q1'25
@@ -80,12 +82,13 @@ _REWRITTEN = [
         (r"(?<=\b[12]\d\d\d)–(?=\d\d? [A-Z][a-z]{2})", " to "),  # 1 Jan. 2025–31 Dec. 2026
         (r"(?<=\^\d)/L\b", " per liter"),  # 10^9/L
         (r"(?<=:\d\d)/(?=(?:km|mi)\b)", " per "),  # a pace of 5:30/km
-        (r"(?<=\d)m(?= (?:late|early|ago|left|delay)\b)", " minutes"),
+        (r"(?<![\w.,$£€])(\d\d?)m(?= (?:late|early)\b)", r"\1 minutes"),
         (r"\b(Apt|Ste|Suite|Unit|Rm|Room|Bldg)(\.?) #(?=\d)", r"\1\2 "),
         (r"(?<=\d)#(?!\w)", " hash"),  # a key of a telephone
-        (r"(?<![\w.,/])1/(?=\d{1,3},\d{3}\b)", "1 in "),
+        (r"(?<![\w.,/])1/(?=\d{1,3},\d{3}\b(?! ?s))", "1 in "),
         (
-            r"\b(?!Page|Chapter|Article|Psalm|Rule|Hwy|Rte|Apt)([A-Z][a-z]{2,20}) 101(?=[\"'.,!?:;)]|$)",
+            r"\b(Biology|Chemistry|Cooking|Econ|Economics|English|Finance|History|Marketing|Math|Parenting|Physics|"
+            r"Psych|Psychology|Sleep|Sociology) 101(?=[\"'.,!?:;)]|$)",
             r"\1 one oh one",
         ),
         (r"(?<=\d) M (?=(?:HCl|HNO|H2SO|KCl|KOH|NaCl|NaOH|EDTA|Tris)\b)", " molar "),

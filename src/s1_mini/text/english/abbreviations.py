@@ -84,9 +84,10 @@ _SLASHED_FORM = re.compile(rf"(?<![\w/])(?:{_one_of(_SLASHED)})(?![\w/])", re.IG
 _DOCTORS = re.compile(r"\bPh\.D\.'?s\b")
 _STATE = re.compile(rf"(?<=, )({_one_of(_STATES)})(?= \d{{5}}(?!\d))")
 _CITY_STATE = re.compile(rf"(?<=[a-z], )({_one_of(_CITY_STATES)})\.(?!\w)")
-_CHATTED = re.compile(rf"(?<![\w./'@#-])(?![A-Z]{{2}})(?i:{_one_of(_CHAT)})(?![\w/'@-]|\.\w)")
+_CHATTED = re.compile(rf"(?<![\w./'@#-])(?![A-Z]{{2}}|Ofc\.)(?i:{_one_of(_CHAT)})(?![\w/'@-]|\.\w)")
 _BOOK = re.compile(  # Tim. 7:15 might be a person and a time
-    rf"(?:(?<=First )|(?<=Second )|\b(?=(?:Exod|Deut|Prov|Ezek|Thess|Eph|Heb|Jn|Lk)\b)|(?<=\()(?=\w{{2,5}}\.))"
+    r"(?:(?<=First )|(?<=Second )|\b(?=(?:Exod|Deut|Prov|Ezek|Thess|Eph|Heb|Jn|Lk)\b)"
+    r"|(?<=\()(?=\w{2,5}\. [\d:]{3,6}\)))"
     rf"({_one_of(BOOKS)})\.? (?=\d{{1,3}}:\d)|\b({_one_of(BOOKS)})(?:\.|(?<!Sam|Dan|Tim|Col|Rev)) "
     r"(?=\d{1,3}:(?:\d(?!\d)|\d\d[-–]\d\d(?![\d:])))"
 )
@@ -136,7 +137,7 @@ _MONTH = re.compile(
 )
 _NUMBERED = re.compile(
     rf"(?<![\w.'-])({_one_of(_BEFORE_NUMBER)})\.\s?"
-    r"(?=[~≈]?\d|(?<=eq\. )\(|[A-Z]{1,4}-?\d|(?<=no\. )[A-Z]{2,4} \d|[IVX]{2,6}\b|[VX]\b)|№ ?(?=\d)",
+    r"(?=[~≈]?\d|(?<=eq\. )\(|[A-Z]{1,4}-?\d|(?<=(?-i:No)\. )[A-Z]{2,4} \d|[IVX]{2,6}\b|[VX]\b)|№ ?(?=\d)",
     re.IGNORECASE,
 )
 _LOWER = re.compile(r"(?<![\w.'-])(?<!\d )(min|max)\.(?!\w)")
@@ -166,13 +167,14 @@ _DEGREE = re.compile(
 _OFFICE = re.compile(
     r"\b(Sec|Dir|Gov|Pres|Prof|Supt|[Nn]os?)\.(?= (?:of(?! course)|Gen)\b)"
     r"|(?<![\w.'-])(amb|atty|capt|dir|gen|gov|hon|maj|pres|prof|rep|sen|sgt|supt)\.(?= [a-z])"
-    r"|(?:(?<=[Tt]he )(?=\w{3,4}\. [a-z])|\b(?=Sec\. [A-Z][a-z]))(Amb|Capt|Col|Gen|Gov|Insp|Prof|Rev|Sec|Sen|Sgt)\."
+    r"|(?<=[Tt]he )(Amb|Capt|Gen|Gov|Insp|Prof|Sen|Sgt)\.(?= [a-z])"
 )
-_ON_DAY = re.compile(  # on Wed, and Wed as a cell of a table
+_ON_DAY = re.compile(
     r"(?:(?<=\b[Oo]n )|(?<=\b[Bb]y )|(?<=this |next |last |from )|(?<=until ))(?!Sun(?! at \d))(?=\w+(?![\w'./-]))"
-    rf"({_one_of(_SHORT_DAYS)})\b|(?:^(?=\w+ \|)|(?<=\| )(?=\w+(?: \||$)))({_one_of(_SHORT)})\b",
-    re.MULTILINE,
+    rf"({_one_of(_SHORT_DAYS)})\b"
 )
+_CELL = re.compile(rf"(?:^(?=\w+ \|)|(?<=\| )(?=\w+(?: \||$)))({_one_of(_SHORT)})\b", re.MULTILINE)
+_CERTAIN_CELL = re.compile(r"\b(?:Mon|Tue|Thu|Fri|Feb|Apr|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b")  # not Sun, Sat, Wed, Mar
 _ONE_DAY = re.compile(rf"({_one_of(_SHORT_DAYS)})\b\.?")
 _DAYS = re.compile(  # Fri, Sat & Sun
     rf"(?<![\w.'-])(?:{_ONE_DAY.pattern}(?:,? (?:&|and|or) |, | ?[&/] ?)){{1,6}}(?:{_one_of(_SHORT_DAYS)})\b"
@@ -201,9 +203,9 @@ _UNDOTTED = re.compile(
 )
 _LETTERS = re.compile(r"(?:(?<![\w.'-])|(?<=[A-Za-z]-))((?:[A-Za-z]\.){2,10})(?:([A-Za-z])(?![\w.]))?")
 _INITIAL = re.compile(r"(?<![\w.'°-])([A-Z])\.(?=\s?[A-Z](?:[.']|[a-z]))")
-_CODE_BEFORE = re.compile(
-    r"\b(?:(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twenty|thirty|forty)-[a-z]+) $"
-)  # Exit 14B.
+_CODE_BEFORE = re.compile(  # Exit fourteen B.
+    r"\b(?:Apartment|Exit|Gate|Platform|Room|Route|Seat|Suite|Unit) [a-z]{3,9}(?:[ -][a-z]{3,9}){0,3} $"
+)
 DIRECTIONS = table("N=North, S=South, E=East, W=West, NE=Northeast, NW=Northwest, SE=Southeast, SW=Southwest")
 _COMPASS_OF = re.compile(  # 35 km SE of Tokyo
     r"((?<=[a-z] )[NS][EW]|(?:(?<=\d km )|(?<=\d mi )|(?<=miles )|(?<=meters ))[NSEW])(?= of (?:[A-Z]|the\b))"
@@ -212,7 +214,7 @@ _ANY_STREET = rf"(?:{_one_of(_STREETS)}|{'|'.join(_STREETS.values())})\b"
 _DIRECTION = re.compile(
     rf"(?:(?<=\d )|(?<=\d[A-Z] ))([NS][EW]|[NSEW])\.?(?= (?:[A-Z]\w{{1,20}} ){{1,3}}{_ANY_STREET})"
     rf"|(?<![\w.'-])([NS][EW]|[NSEW])\.?(?= \d{{1,3}}(?:st|nd|rd|th) {_ANY_STREET})"
-    r"|(?<=\d )([NSEW])\.?(?= \d{1,3}(?:st|nd|rd|th)\b)"  # 310 W. 45th
+    r"|(?<=\d )([NSEW])\.(?= \d{1,3}(?:st|nd|rd|th)\b)"  # 310 W. 45th
     r"|(?:(?<=[Ww]ind )|(?<=[Ww]inds )|(?<=\bI-\d )|(?<=\bI-\d\d ))([NS][EW]?|[EW])(?=[,;]| [a-z\d])"
 )
 
@@ -325,7 +327,7 @@ def _saint_or_doctor(found: re.Match[str]) -> str:
 
 
 def _initial(found: re.Match[str]) -> str:
-    is_name = not (is_spelled(found.string, found.start()) or _CODE_BEFORE.search(text_before(found, 12)))
+    is_name = not (is_spelled(found.string, found.start()) or _CODE_BEFORE.search(text_before(found, 40)))
     is_name = is_name and not is_final(found.string, found.start(), found.end(), "letters")
     return f"{found[1]} " if is_name else found.group()
 
@@ -366,6 +368,8 @@ def read_abbreviations(text: str) -> str:
     text = _STREET.sub(_street, text)
     text = _SPAN.sub(lambda found: f"{_SHORT[found[1]]} to {_SHORT[found[2]]}{_stop(found, 'day')}", text)
     text = _ON_DAY.sub(lambda found: _SHORT[found.group()], text)
+    if "|" in text and _CERTAIN_CELL.search(text):
+        text = _CELL.sub(lambda found: _SHORT[found.group()], text)
     text = _MONTH.sub(_month, _DAY.sub(_day, _TITLE.sub(lambda found: _TITLES[found[1]] + _stop(found, "title"), text)))
     text = _NAMED_SPAN.sub(lambda found: f"{found[1] or found[2]} to ", text)
     text = _BOOK.sub(lambda found: f"{BOOKS[found[1] or found[2]]} ", text)

@@ -6,7 +6,7 @@ import re
 
 from s1_mini.text.english.abbreviations import DIRECTIONS
 from s1_mini.text.english.dates import MONTHS
-from s1_mini.text.english.money import SCALE, TO, is_adjective, scaled
+from s1_mini.text.english.money import EACH, SCALE, TO, is_adjective, scaled
 from s1_mini.text.english.numerals import APPROXIMATE, NUMBER, cardinal, ordinal, part_of, parts_of, written
 from s1_mini.text.stops import is_final
 from s1_mini.text.tables import table, text_after, text_before, word_set, words
@@ -68,9 +68,8 @@ _MEASURE = re.compile(
     rf"(?:{TO}({NUMBER}))?(\s|-(?=[a-zA-Z]))?({UNIT})(?![\w²³^'·])"
     rf"(?!/\w)(\.(?!\w|\.))?"
 )
-_TIME = "(?!half)[a-z]{2,9}(?:[a-rt-z]|ss)"  # an hour, a person, a serving
 _RATE = re.compile(
-    rf"{_PLUS_MINUS}(?<![\w.,/:])(?:({NUMBER}){TO})?({NUMBER})\s?({UNIT})/({UNIT}|{_TIME})(?:/(h|hr|{_TIME}))?(?![\w²³^/])"
+    rf"{_PLUS_MINUS}(?<![\w.,/:])(?:({NUMBER}){TO})?({NUMBER})\s?({UNIT})/({UNIT}|{EACH})(?:/(h|hr|min|{EACH}))?(?![\w²³^/])"
 )
 _PER_NUMBER = re.compile(  # 30 mg/5 mL, 4 doses/24 h
     r"(?<=[\d ])([mkµ]?g|[mcd]?[Ll]|mmol|m?IU|k?cal|k?Wh|(?!(?:hour|day|week)s/)[a-z]{2,20}s)"
@@ -97,7 +96,7 @@ _QUOTED = re.compile(r"(?<!\w)'(?=[A-Za-z]|\d{1,9} [a-z])(?:[^'\n]|(?<=\w)'(?=\w
 _OF_SIZE = re.compile(r"(\d)(?:\"|″)(?= by [\d/ -]{1,8}″)|(\d)'(?= by \d{1,3}')")
 _ARTICLE = re.compile(r"\b(?:an?|the|this|that|his|her|our|my|your) $", re.IGNORECASE)
 _KIND = re.compile(
-    r" (?:jack|plug|mirror|telescope|film|flat|straight|"
+    r" (?:jack|plug|mirror|telescope|film|"
     r"race|dash|sprint|run|hurdles|relay|freestyle|battery|card|drive|disk|SSD|RAM|bottle|bag|screen|ruler|fence|"
     r"bucket|jar|box|jug|pot|packet|carton|tub|tin|barrel|keg|line|bulb|cable|rope|radius|stick|track|walk|swim|pipe|"
     r"beam|monitor|lens|engine|motor|tank|V|[A-Z]\w{1,15} engine)s?\b"
@@ -213,7 +212,7 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
         return f"{cardinal(above)} of {cardinal(below)}"
     if (above, below) == (9, 11):
         return "nine eleven"
-    is_day = _DAY_OR_SHARE.search(before) and not re.match(r" (?!and\b)[a-z]", after)
+    is_day = not above < below <= 10 and _DAY_OR_SHARE.search(before) and not re.match(r" (?!and\b)[a-z]", after)
     is_day = (is_day or _AT_TIME.match(after)) and (above, below) not in _SHARES
     if 1 <= above <= 12 and 1 <= below <= 31 and (is_day or _DAY.search(before)):
         return f"{MONTHS[above - 1]} {ordinal(below)}"
@@ -309,8 +308,10 @@ def _is_exponent(found: re.Match[str], group: int) -> bool:
 
 def _measure(found: re.Match[str]) -> str:
     sign, number, scale, last, gap, unit, dot = found.groups()
-    if (unit == "K" and gap != " ") or (unit == "bps" and len(number) > 3):
-        return found.group()  # 20K is a count, 9600 bps a rate
+    if (unit == "K" and gap != " ") or (unit == "bps" and len(number) > 2):
+        return found.group()  # 20K is a count, 300 bps a rate
+    if unit == "pts" and text_after(found, 4) == " of ":
+        return found.group()  # might be pints
     if unit in _RISKY and gap in (" ", "\n") and not dot and not _is_length(found):
         return found.group()
     name = UNITS[unit]
@@ -389,7 +390,9 @@ def read_measures(text: str) -> str:
         text = _FEET_ALONE.sub(_feet_alone, _FEET.sub(_feet, text))
     text = _AT_LEAST.sub(lambda found: f" plus {plural(UNITS[found[1]])}", text) if "+" in text else text
     text = re.sub(r"(?<![\w.])\.(?=\d\d[ -](?:calib(?:er|re)|revolver|pistol|rifle|handgun|Special|Colt)\b)", "", text)
-    text = _HEAPED.sub(lambda found: f"{found[1]}{UNITS[found[2]]}{'s' * (found[1][0] not in '1a')}", text)
+    text = _HEAPED.sub(
+        lambda found: f"{found[1]}{UNITS[found[2]]}{'s' * (found[1].split()[0] not in ('1', 'a'))}", text
+    )
     text = _PER_NUMBER.sub(r"\1 per ", _INVERSE.sub(r"\1/\2", text))
     text = _CROWD.sub(" million", _DEGREES.sub("°", _STONE.sub(r"\1 stone ", text)))
     text = _MEASURE.sub(_measure, _RATE.sub(_rate, text))

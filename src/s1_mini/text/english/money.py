@@ -41,9 +41,15 @@ _SIGN = f"[{''.join(sign for sign in _SIGNED if sign != '¢')}]"
 _CODE = "|".join(map(re.escape, [*_CODES, *_NAMED]))
 _MINUS = r"(?<![\w)\]%°.-])(?:((?<!\w )-|-(?=\S)|[+~≈±])\s?)?"
 TO = r"\s?(?:-|–|—|to)\s?"
+EACH = (  # what a price or a rate is for
+    "month|year|week|day|hour|night|minute|second|quarter|season|semester|session|shift|person|user|child|adult|head|guest|"
+    "student|employee|member|player|family|household|team|share|seat|ticket|ride|trip|visit|class|lesson|game|event|move|"
+    "unit|piece|item|box|bag|bottle|pack|pair|dozen|dose|serving|tablet|capsule|slice|cup|plate|pint|gallon|liter|litre|"
+    "barrel|mile|yard|inch|foot|meter|pound|ounce|acre|page|word|token|request|call|message|image|device|license|vehicle|car|room"
+)
 _PER = (
     r"(?:\s?/\s?(mo|yr|wk|day|hr|h|pc|kg|lb|min|gal|bbl|ton|m²|sq ft|mi|oz|yd|GB|"
-    r"(?!free|plus|half|children|and)[a-z]{2,9}(?:[a-rt-z]|ss))\b(?:\.(?= [a-z]|[;,)]))?)?"
+    rf"{EACH})\b(?:\.(?= [a-z]|[;,)]))?)?"
 )
 _PER_NAMES = table(
     "mo=month, yr=year, wk=week, hr=hour, h=hour, lb=pound, kg=kilogram, min=minute, gal=gallon, mi=mile, oz=ounce, "

@@ -217,7 +217,9 @@ _COMMA = re.compile(
     r"(?<![\w.,/:$£€-])(\d{1,3}),(\d{1,2})(?=\s?(?:[mbtr]{1,2}illion|percent|%|°[CF]?|km|kg|cm|mm|mg|ml|m|g|l|L|kWh|kW|GB|MB)(?![\w/]))"
 )
 _PACKS = re.compile(  # 2 x 400g tins, 2 x T-shirts
-    r"(?<![\w.,/])(\d{1,2})(?: ?[x×] ?(?=\d[\d.,]*+ ?(?:k?g|m?l|oz|lbs?)\b)| x (?=[A-Z][a-z'-]{2}))"
+    r"(?<![\w.,/])(\d{1,2})(?: ?[x×] ?(?=\d[\d.,]*+ ?(?:k?g|m?l|oz|lbs?)\b)"
+    r"|(?:(?<=^\d)|(?<=[,;:•] \d)|(?<=\band \d)) x (?=[A-Z][a-z'-]{2}))",
+    re.MULTILINE,
 )
 _APOSTROPHES = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:'\d{3})++(?!\d)")
 _NOT_GROUPED = re.compile(

@@ -157,7 +157,9 @@ _DIALLED = re.compile(
     re.IGNORECASE,
 )
 _EITHER_DIALLED = re.compile(r"\b((?:call|dial|ring|phone|text) )(\d{3})( or )(\d{3})\b(?![.,]\d|-\d)", re.IGNORECASE)
-_IBAN = re.compile(r"(?<!\w)[A-Z]{2}\d\d(?: [A-Z\d]{4}){3,7}(?: [A-Z\d]{1,3})?(?!\w)")
+_IBAN = re.compile(
+    r"(?<!\w)[A-Z]{2}\d\d(?= [A-Z\d]{4} (?:[A-Z\d]{4} )?\d{4})(?: [A-Z\d]{4}){3,7}(?: [A-Z\d]{1,3})?(?!\w)"
+)
 _OWN_NUMBER = re.compile(
     r"(\b(?:my|your|his|her|our|their|phone|cell|account|order|tracking|reference|confirmation|serial|case|policy|customer|"
     r"member\w{0,4}|contact) number(?:'s| is| was|:)? )(\d{7,12})(?![\w.,-]*\d)",
@@ -462,7 +464,7 @@ def _hex(found: re.Match[str]) -> str:
 
 def _tag(found: re.Match[str]) -> str:
     word = found[1]
-    if re.fullmatch(r"\d+|[A-Z]\d{3,}", word) or (word.isupper() and re.match(r"-\d", text_after(found, 2))):
+    if re.fullmatch(r"\d+|[A-Z]\d{3,}", word) or (word.isupper() and re.match(r"-\d{3}", text_after(found, 4))):
         return f"number {word}"
     return f"hashtag {' '.join(_CAMEL.findall(word)) or word}"
 
