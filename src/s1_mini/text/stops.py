@@ -238,7 +238,7 @@ def is_numbered(text: str, start: int, stop: int) -> bool:
     if word in ("no", "nos"):
         is_said = bool(before) and before[-1].lower().strip(",:\"'") in _SAYS_NO
         return not (_PERSONS.match(number) or (is_said and _PLURAL.match(number)))
-    if word in ("cat", "tab", "ep") and text[start].islower():
+    if word in ("cat", "tab", "ep") and (text[start].islower() or _PLURAL.match(number)):
         return False  # also words
     if word == "c":
         return re.match(r"\d{3,4}\b|\d{1,3},\d{3}", number) is not None

@@ -52,12 +52,12 @@ _REWRITTEN = [
         (rf"(\d ?(?:{_METRIC})) ?/ ?(?=\d[\d.,]*+ ?(?:{_IMPERIAL})(?![\w/]))", r"\1, "),
         (  # 10–15s; 20–30s might be decades
             r"(?:(?<=\bfor )|(?<=\b[Hh]old )|(?<=\b[Ww]ait )|(?<=\b[Rr]est )|(?<![\w.,'–-])(?![2-9]0.[2-9]0s)"
-            r"(?<!the )(?<!ged |ges )(?<!is |er |ir |my ))(\d{1,3}[-–]\d{1,3})s(?!\w)",
+            r"(?<!ged |ges )(?<!he |is |er |ir |my ))(\d{1,3}[-–]\d{1,3})s(?!\w)",
             r"\1 seconds",
         ),
         (r"\b(\d{1,3}[A-Z]|FY ?\d\d)–(?=(?:FY ?)?\d{1,3}[A-Z]?\b)", r"\1 to "),  # seats 14A–14B, FY24–25
         (r"(?<=\d)[-–]#(?=\d)", "–"),  # #490–#495
-        (r"(?<![\w./])([4-9]\d)/(\d\d)/(\d\d)(?![\w./])", r"\1 \2 \3"),  # 40/30/30
+        (r"(?<![\w./])([4-9][05])/([1-4][05])/([1-4][05])(?![\w./])", r"\1 \2 \3"),  # 40/30/30
         (r"(?<=\b[Aa] [A-DF])[-–](?=[.,;:!?)\s]|$)(?! (?:and|or|to)\b)", " minus"),  # a B-
         (r"(?<=\d )lg\.(?= [a-z])", "large"),
         (r"(?<=\d )sm\.(?= [a-z])", "small"),
@@ -71,7 +71,7 @@ _REWRITTEN = [
         (r"(?<=\d(?:st|nd|rd|th) )c\.(?! [A-Z][a-z])", "century"),
         (rf"\b1 (?={_IN_PARTS})", "First "),
         (rf"\b2 (?={_IN_PARTS})", "Second "),
-        (r"\bM[-–]F(?=,? \d)", "Monday to Friday"),
+        (r"\bM[-–]F(?=,? \d{1,2}(?::\d\d| ?[ap]\.?m\b|[-–]\d\b| to \d))", "Monday to Friday"),
         (r"\s?&&(?=\s)", " and"),
         (r"(?:(?<=\bQ[1-4])|(?<=\bFY))'(?=\d\d(?!\w))", " "),  # Q1'25
         (r"(?<=\d)/(?=1[KkM] )", " per "),  # $0.002/1K tokens
@@ -82,10 +82,13 @@ _REWRITTEN = [
         (r"(?<=\b[12]\d\d\d)–(?=\d\d? [A-Z][a-z]{2})", " to "),  # 1 Jan. 2025–31 Dec. 2026
         (r"(?<=\^\d)/L\b", " per liter"),  # 10^9/L
         (r"(?<=:\d\d)/(?=(?:km|mi)\b)", " per "),  # a pace of 5:30/km
-        (r"(?<![\w.,$£€])(\d\d?)m(?= (?:late|early)\b)", r"\1 minutes"),
+        (r"(?<![\w.,$£€])(\d\d?)m(?= (?:late|early)(?:[.,;:!?)]|$))", r"\1 minutes"),
         (r"\b(Apt|Ste|Suite|Unit|Rm|Room|Bldg)(\.?) #(?=\d)", r"\1\2 "),
         (r"(?<=\d)#(?!\w)", " hash"),  # a key of a telephone
-        (r"(?<![\w.,/])1/(?=\d{1,3},\d{3}\b(?! ?s))", "1 in "),
+        (
+            r"(?<![\w.,/])1/(?=\d{1,3},\d{3} (?:adults|babies|births|cases|children|men|patients|people|women)\b)",
+            "1 in ",
+        ),
         (
             r"\b(Biology|Chemistry|Cooking|Econ|Economics|English|Finance|History|Marketing|Math|Parenting|Physics|"
             r"Psych|Psychology|Sleep|Sociology) 101(?=[\"'.,!?:;)]|$)",

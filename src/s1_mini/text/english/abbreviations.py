@@ -84,7 +84,7 @@ _SLASHED_FORM = re.compile(rf"(?<![\w/])(?:{_one_of(_SLASHED)})(?![\w/])", re.IG
 _DOCTORS = re.compile(r"\bPh\.D\.'?s\b")
 _STATE = re.compile(rf"(?<=, )({_one_of(_STATES)})(?= \d{{5}}(?!\d))")
 _CITY_STATE = re.compile(rf"(?<=[a-z], )({_one_of(_CITY_STATES)})\.(?!\w)")
-_CHATTED = re.compile(rf"(?<![\w./'@#-])(?![A-Z]{{2}}|Ofc\.)(?i:{_one_of(_CHAT)})(?![\w/'@-]|\.\w)")
+_CHATTED = re.compile(rf"(?<![\w./'@#-])(?![A-Z]{{2}}|Ofc(?:\.| [A-Z]))(?i:{_one_of(_CHAT)})(?![\w/'@-]|\.\w)")
 _BOOK = re.compile(  # Tim. 7:15 might be a person and a time
     r"(?:(?<=First )|(?<=Second )|\b(?=(?:Exod|Deut|Prov|Ezek|Thess|Eph|Heb|Jn|Lk)\b)"
     r"|(?<=\()(?=\w{2,5}\. [\d:]{3,6}\)))"
@@ -174,7 +174,7 @@ _ON_DAY = re.compile(
     rf"({_one_of(_SHORT_DAYS)})\b"
 )
 _CELL = re.compile(rf"(?:^(?=\w+ \|)|(?<=\| )(?=\w+(?: \||$)))({_one_of(_SHORT)})\b", re.MULTILINE)
-_CERTAIN_CELL = re.compile(r"\b(?:Mon|Tue|Thu|Fri|Feb|Apr|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\b")  # not Sun, Sat, Wed, Mar
+_CERTAIN_CELL = re.compile(r"\b(?:Mon|Tue|Thu|Fri|Feb|Apr|Jun|Jul|Aug|Sep|Oct|Nov)\b")  # not Sun, Sat, Wed, Mar
 _ONE_DAY = re.compile(rf"({_one_of(_SHORT_DAYS)})\b\.?")
 _DAYS = re.compile(  # Fri, Sat & Sun
     rf"(?<![\w.'-])(?:{_ONE_DAY.pattern}(?:,? (?:&|and|or) |, | ?[&/] ?)){{1,6}}(?:{_one_of(_SHORT_DAYS)})\b"

@@ -19,7 +19,7 @@ _WITH_HALF = re.compile(rf"(?<![\w.:,/$£€])(\d{{1,2}})(?:[:.]([0-5]\d))?(?::(
 _CLOCK = re.compile(
     r"(?:(?<![\w.:,/$£€])|(?<=:\d\d,))([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?(?:Z\b)?(?![\w:]|\.\d|,\d{3}(?!\d))"
 )
-_RATIO = re.compile(r"(?<![\w.:/])(\d{1,4}(?:\.\d\d?)?):(\d{1,3}(?:,\d{3})++|\d{1,4})(?![\w:]|,\d)")
+_RATIO = re.compile(r"(?<![\w.:/])(\d{1,4}(?:\.\d\d?)?):(\d{1,3}(?:,\d{3})++|\d{1,4})(?![\w:]|,\d{3}(?!\d))")
 _PROPORTION = re.compile(  # a ratio that could be a time: mix 1:10, a 1:12 scale
     r"(\b(?:mix|mixed|mixes|dilute|diluted|ratio|ratios|scale|scaled|odds|proportions?)"
     r"(?: (?:it|them|of|is|was|are|were))? )"

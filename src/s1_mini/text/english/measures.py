@@ -124,7 +124,6 @@ _DAY_OR_SHARE = re.compile(
     r"\b(?:payable|paid|filed|effective|received|shipped|placed|sent|scheduled|moved to|starting|ending) $",
     re.IGNORECASE,
 )
-_SHARES = {(1, 2), (1, 3), (2, 3), (1, 4), (3, 4)}
 _AT_TIME = re.compile(r" (?:@|at) \w+ (?:[a-z-]+ )?[AP] M\b")
 _FRACTION = re.compile(
     r"(?<![\w.,/:])(?:(\d{1,5})(?:(?: and)? |[-–](?=\d{1,2}/(?:[234568]|10|12|16|32|64)(?!\d))))?"
@@ -212,8 +211,8 @@ def _score(found: re.Match[str], above: int, below: int) -> str | None:
         return f"{cardinal(above)} of {cardinal(below)}"
     if (above, below) == (9, 11):
         return "nine eleven"
-    is_day = not above < below <= 10 and _DAY_OR_SHARE.search(before) and not re.match(r" (?!and\b)[a-z]", after)
-    is_day = (is_day or _AT_TIME.match(after)) and (above, below) not in _SHARES
+    is_day = _DAY_OR_SHARE.search(before) and not re.match(r" (?!and\b)[a-z]", after)
+    is_day = (is_day or _AT_TIME.match(after)) and not above < below <= 10
     if 1 <= above <= 12 and 1 <= below <= 31 and (is_day or _DAY.search(before)):
         return f"{MONTHS[above - 1]} {ordinal(below)}"
     is_maximum = below in _MAXIMA and (above * 2 >= below or below in (5, 6, 10, 100))

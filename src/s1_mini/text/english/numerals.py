@@ -218,8 +218,7 @@ _COMMA = re.compile(
 )
 _PACKS = re.compile(  # 2 x 400g tins, 2 x T-shirts
     r"(?<![\w.,/])(\d{1,2})(?: ?[x×] ?(?=\d[\d.,]*+ ?(?:k?g|m?l|oz|lbs?)\b)"
-    r"|(?:(?<=^\d)|(?<=[,;:•] \d)|(?<=\band \d)) x (?=[A-Z][a-z'-]{2}))",
-    re.MULTILINE,
+    r"|(?:(?<=[,;:•] \d)|(?<=\band \d)) x (?=[A-Z][a-z'-]{2}))"
 )
 _APOSTROPHES = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:'\d{3})++(?!\d)")
 _NOT_GROUPED = re.compile(
