@@ -33,7 +33,8 @@ from s1_mini.text.english.spelling import (
 _IMPERIAL = "lbs?|oz|st|ft|feet|in|inches|mi|miles|yds?|yards|mph|gal|gallons|pints?|cups?"
 _IN_PARTS = (  # books of the Bible, some of which are also names, before a verse or a time
     r"(?:(?:Kings|Chronicles|Cor|Corinthians|Thess|Thessalonians)\.? \d{1,3}:\d"
-    r"|(?:Sam|Samuel|Tim|Timothy|Pet|Peter|Jn|John)\.? \d{1,3}:(?:\d(?!\d)|\d\d[-–]\d\d(?![\d:])))"
+    r"|(?:Sam|Tim|Pet|Jn)\. \d{1,3}:\d"
+    r"|(?:Sam|Samuel|Tim|Timothy|Pet|Peter|Jn|John) \d{1,3}:(?:\d(?!\d)|\d\d[-–]\d\d(?![\d:])))"
 )
 _AFTER_YEAR = r"(?:[,;)–-]| (?:BCE?|AD|CE)\b)"
 _METRIC = "k?g|[kcm]?m|[mc]?[lL]|km/h|kph"

@@ -121,7 +121,7 @@ _DAY = re.compile(
     re.IGNORECASE,
 )
 _DAY_OR_SHARE = re.compile(
-    r"\b(?:payable|paid|filed|effective|received|shipped|placed|sent|scheduled|moved to|starting|ending) $",
+    r"\b(?:payable|paid|filed|effective|received|shipped|orders? placed|sent|scheduled|moved to|starting|ending) $",
     re.IGNORECASE,
 )
 _AT_TIME = re.compile(r" (?:@|at) \w+ (?:[a-z-]+ )?[AP] M\b")

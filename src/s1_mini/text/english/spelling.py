@@ -571,7 +571,8 @@ def _capitals(found: re.Match[str], names: set[str]) -> str:
         is_word = any(each and _is_shouted(each[1]) and each[1] not in _CUES for each in near)
         is_word = is_word or not (_is_lettered(found, before) or ending == "s")
         return (word.lower() + ending if is_word else _spell(word, ending)) + tail
-    if word not in SPELT and (_is_shouted(word) or word.title() in names or word.title() in GIVEN):
+    is_speaker = word.title() in GIVEN and text_after(found, 1) == ":"  # but ANN models
+    if word not in SPELT and (_is_shouted(word) or word.title() in names or is_speaker):
         return word.lower() + ending + tail
     return _spell(word, ending) + tail
 
