@@ -39,8 +39,8 @@ from s1_mini.text.split import EarlyStart, cut_arriving, sentence_spans, split
 SOURCES = Path(s1_mini.__file__).parent
 PACKAGES = ("text", "alignment", "server", "core", "runtime", "voices", "audio", "sagemaker")  # see client text
 SHORT_S = 20e-6  # below this time, nothing is known about growth
-SUSPICIOUS_S = 150e-9  # per character: far more than a linear scan needs
-LONG = 400  # characters
+SUSPICIOUS_S = 100e-9  # per character: far more than a linear scan needs
+LONG = 1000  # characters
 SLOW_S = 3e-3  # for at most `LONG` characters; a longer text might take hours
 MAX_RATIO = 8.0  # of the times for four times the length: 4 is linear, 16 quadratic
 EXAMPLES = {
@@ -224,7 +224,7 @@ def weakness(pattern: re.Pattern[str], use: Callable[[str], object]) -> str | No
         def build(length: int, before: str = before, part: str = part, after: str = after) -> str:
             return before + part * (length // len(part) + 1) + after
 
-        for length in (16, 24, 36, 54, 80, 120, 180, 270, LONG):  # in steps, because time may grow exponentially
+        for length in (16, 24, 36, 54, 80, 120, 180, 270, 400, 630, LONG):  # time may grow exponentially
             if (taken := cpu_s(use, build(length))) > SLOW_S:
                 break
         if taken > SUSPICIOUS_S * length + SHORT_S:
