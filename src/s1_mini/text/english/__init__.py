@@ -38,8 +38,22 @@ _IN_PARTS = (  # books of the Bible, some of which are also names, before a vers
 )
 _AFTER_YEAR = r"(?:[,;)–-]| (?:BCE?|AD|CE)\b)"
 _METRIC = "k?g|[kcm]?m|[mc]?[lL]|km/h|kph"
-# Notations that are first written in a form which the functions read.
+# Notations that are first written in a form which the functions read: in all texts, and in those with digits.
 _REWRITTEN = [
+    (re.compile(pattern), form)
+    for pattern, form in (
+        (r"(?<=°[CF]) ?/ ?(?=-?\d|[Gg]as)", ", "),  # 180 °C/350 °F
+        (r"(?<=\b[Aa] [A-DF])[-–](?=[.,;:!?)\s]|$)(?! (?:and|or|to)\b)", " minus"),  # a B-
+        (r"(?<![\w.'-])ed\.(?= by\b)", "edited"),
+        (r"\b(Lt|Maj|Brig)\.-(?=(?:Cmdr|Col|Gen|Gov)\b)", r"\1. "),
+        (r"\s?&&(?=\s)", " and"),
+        (r"§§", "sections "),
+        (r"\^[({](\w{1,12}) ?[-−] ?(\w{1,12})[)}]", r" to the power of \1 minus \2"),  # 2^(n-1)
+        (r"\^\(([\w ×/]{1,20})\)", r" to the power of \1"),
+        (r"(?<=\bSELECT )\*", "star"),
+    )
+]
+_REWRITTEN_DIGITS = [
     (re.compile(pattern), form)
     for pattern, form in (
         (r"(?<=\d:[0-5]\d)([AaPp])(?!\w|\.\w)", r"\1m"),  # 6:15a
@@ -48,7 +62,6 @@ _REWRITTEN = [
         (r"(?<=\d)\.(\d?)(?=[1-9](?:st|nd|rd|th)\b)", r" point \1 "),  # 99.9th
         (r"(?<![\w.,])802\.(?=\d)", "eight oh two dot "),
         (r"\b1s and 0s\b", "ones and zeros"),
-        (r"(?<=°[CF]) ?/ ?(?=-?\d|[Gg]as)", ", "),  # 180 °C/350 °F
         (rf"(\d ?(?:{_IMPERIAL})\.?) ?/ ?(?=\d[\d.,]*+ ?(?:{_METRIC})(?![\w/]))", r"\1, "),  # 50 lbs/23 kg
         (rf"(\d ?(?:{_METRIC})) ?/ ?(?=\d[\d.,]*+ ?(?:{_IMPERIAL})(?![\w/]))", r"\1, "),
         (  # 10–15s; 20–30s might be decades
@@ -59,12 +72,9 @@ _REWRITTEN = [
         (r"\b(\d{1,3}[A-Z]|FY ?\d\d)–(?=(?:FY ?)?\d{1,3}[A-Z]?\b)", r"\1 to "),  # seats 14A–14B, FY24–25
         (r"(?<=\d)[-–]#(?=\d)", "–"),  # #490–#495
         (r"(?<![\w./])([4-9][05])/([1-4][05])/([1-4][05])(?![\w./])", r"\1 \2 \3"),  # 40/30/30
-        (r"(?<=\b[Aa] [A-DF])[-–](?=[.,;:!?)\s]|$)(?! (?:and|or|to)\b)", " minus"),  # a B-
         (r"(?<=\d )lg\.(?= [a-z])", "large"),
         (r"(?<=\d )sm\.(?= [a-z])", "small"),
         (r"(?<=\d )med\.(?= [a-z])(?! (?:s|techs))", "medium"),
-        (r"(?<![\w.'-])ed\.(?= by\b)", "edited"),
-        (r"\b(Lt|Maj|Brig)\.-(?=(?:Cmdr|Col|Gen|Gov)\b)", r"\1. "),
         (r"(?<![\w.'-])s\. ?(?=\d{1,3}[A-Z]?\()", "section "),
         (rf"(?<=\()b\. (?=(?:c\. )?\d{{3,4}}(?:{_AFTER_YEAR}| in\b))", "born "),
         (r"(?:(?<=\()|(?<=\d, ))d\. (?=(?:c\. )?\d{3,4}\))", "died "),
@@ -73,12 +83,8 @@ _REWRITTEN = [
         (rf"\b1 (?={_IN_PARTS})", "First "),
         (rf"\b2 (?={_IN_PARTS})", "Second "),
         (r"\bM[-–]F(?=,? \d{1,2}(?::\d\d| ?[ap]\.?m\b|[-–]\d\b| to \d))", "Monday to Friday"),
-        (r"\s?&&(?=\s)", " and"),
         (r"(?:(?<=\bQ[1-4])|(?<=\bFY))'(?=\d\d(?!\w))", " "),  # Q1'25
         (r"(?<=\d)/(?=1[KkM] )", " per "),  # $0.002/1K tokens
-        (r"§§", "sections "),
-        (r"\^[({](\w{1,12}) ?[-−] ?(\w{1,12})[)}]", r" to the power of \1 minus \2"),  # 2^(n-1)
-        (r"\^\(([\w ×/]{1,20})\)", r" to the power of \1"),
         (r"(?<=\dV)/(?=\d)", ", "),
         (r"(?<=\b[12]\d\d\d)–(?=\d\d? [A-Z][a-z]{2})", " to "),  # 1 Jan. 2025–31 Dec. 2026
         (r"(?<=\^\d)/L\b", " per liter"),  # 10^9/L
@@ -98,7 +104,6 @@ _REWRITTEN = [
         (r"(?<=\d) M (?=(?:HCl|HNO|H2SO|KCl|KOH|NaCl|NaOH|EDTA|Tris)\b)", " molar "),
         (r"\bFed\. R\. Civ\. P\. (?=\d)", "Federal Rule of Civil Procedure "),
         (r"(?<=[A-Za-z])~(?=\d)", " tilde "),  # HEAD~1
-        (r"(?<=\bSELECT )\*", "star"),
         (r"(?<=\d)[$£€]([-–])(?=\d[\d.,]*+[$£€])", r"\1"),  # 10€-20€
         (r"(?<![\w.,])([$£€])-(?=\d)", r"-\1"),
         (r"([$£€])\((\d[\d.,]*+)\)", r"-\1\2"),  # a loss
@@ -110,7 +115,7 @@ _WITH_DIGITS = (*_NAMED, read_fractions, read_measures, read_ranges, read_years,
 
 def read(text: str) -> str:
     """Spell out a text without markup in English words."""
-    for pattern, form in _REWRITTEN:
+    for pattern, form in (*_REWRITTEN, *(_REWRITTEN_DIGITS if re.search(r"\d", text) else ())):
         text = pattern.sub(form, text)
     text = read_roman(read_abbreviations(read_bare_units(read_equations(read_links(read_arrows(text))))))
     if re.search("[0-9]", text):
