@@ -451,10 +451,11 @@ def test_a_request_on_used_connections_to_a_lost_replica_gets_an_error(door: Rep
         speaker = threading.Thread(target=lambda: answers.append(client.post("/v1/tts", json=LOAD | {"stream": False})))
         speaker.start()
         wait_until(lambda: sum(requests_inside(door)) == 1)
-        killed = door.pids()[requests_inside(door).index(1)]
-        os.kill(killed, signal.SIGKILL)
+        index = requests_inside(door).index(1)
+        starts = door.health()["replicas"][index]["starts"]
+        os.kill(door.pids()[index], signal.SIGKILL)
         speaker.join()
-    wait_until(lambda: killed not in door.pids() and door.num_ready() == 2)
+    wait_until(lambda: door.health()["replicas"][index]["starts"] > starts and door.num_ready() == 2)
 
     assert [(answer.status_code, answer.json()["error"]["code"]) for answer in answers] == [(502, "replica_lost")]
 
