@@ -42,7 +42,7 @@ each_detail = pytest.mark.long
 
 TEXT = "The sky turned dark and the wind grew strong. We walked home slowly."
 LONG = " ".join([TEXT] * 20)
-FRAMES = 60  # 3 s, less than TEXT lasts
+FRAMES = 40  # 2 s: more than the page buffers before it plays, less than the longer sentence of TEXT lasts
 
 # Listens at the audio output: every source that a page connects is also connected to an analyser, which records when
 # the first audio plays, and whether the response was still arriving then.
@@ -137,7 +137,7 @@ def visit(browser: Browser, shown: Door) -> Iterator[Open]:
 
 @pytest.fixture
 def more(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Generation stops after `FRAMES` frames until this event is set, however slow the browser is."""
+    """Generation stops after `FRAMES` steps until this event is set, however slow the browser is."""
     event, numbers, plain = threading.Event(), itertools.count(), LanguageModel.step
 
     def step(self: LanguageModel, slots: Sequence[int], size: int) -> Any:
